@@ -1,0 +1,152 @@
+"""Running a scenario: :func:`simulate`, on the model or on PostgreSQL, in virtual time.
+
+Synchronous, and safe to call where an event loop is already running (a notebook).
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from scheduler.worker import Worker
+from simlab.checks import Evidence, judge, overall
+from simlab.effects import EffectMode
+from simlab.errors import InvalidExperiment
+from simlab.faults import Fault
+from simlab.pgserver import PostgresServer, throwaway_postgres
+from simlab.pgworld import postgres_backend
+from simlab.results import Result
+from simlab.scenario import Scenario, Variant
+from simlab.scenarios import find_scenario
+from simlab.store import ModelStore
+from simlab.world import Backend, DatabaseClock, World, model_backend
+
+__all__ = ["STORES", "simulate"]
+
+STORES = ("model", "postgres")
+"""The two stores a scenario can run on in virtual time."""
+
+Progress = Callable[[int, int], None]
+
+
+def simulate(
+    scenario: str,
+    *,
+    seed: int,
+    variant: str | None = None,
+    faults: Sequence[Fault] | None = None,
+    store: str = "model",
+    server: PostgresServer | None = None,
+    progress: Progress | None = None,
+    **sizes: Any,
+) -> Result:
+    """Run a scenario once, in virtual time.
+
+    Parameters
+    ----------
+    scenario
+        A name that ``simlab list`` shows.
+    seed
+        Decides everything that is random; the same seed gives the same digest.
+    variant
+        The name of a famous mistake; None for the real scheduler.
+    faults
+        A plan in place of the scenario's own; ``()`` for a healthy run.
+    store
+        ``"model"`` or ``"postgres"``.
+    server
+        The PostgreSQL to use; by default a throwaway one is started and stopped.
+    progress
+        Called with virtual microseconds done and in all.
+    **sizes
+        The scenario's sizes, such as ``n_jobs=100``.
+
+    Raises
+    ------
+    UnknownScenario
+        If the scenario, the variant or a size does not exist.
+    InvalidExperiment
+        If the seed, a size or the plan of faults cannot be used.
+    PostgresUnavailable
+        If a server was needed and could not be had.
+    """
+    if type(seed) is not int:
+        raise InvalidExperiment(f"seed={seed!r}: a seed is a whole number")
+    if store not in STORES:
+        raise InvalidExperiment(f"store={store!r}: there are {' and '.join(STORES)}")
+    found = find_scenario(scenario)
+    chosen = found.variant(variant)
+    checked = found.sized(sizes)
+    plan = found.faults(checked) if faults is None else tuple(faults)
+    run = partial(_run, found, chosen, checked, plan, seed, store, progress)
+    if store == "model":
+        return run(partial(model_backend, store_class=chosen.model_store if chosen else ModelStore))
+    if server is not None:
+        return run(_on(server, chosen))
+    with throwaway_postgres() as own:
+        return run(_on(own, chosen))
+
+
+OpenBackend = Callable[[DatabaseClock], AbstractContextManager[Backend]]
+
+
+def _on(server: PostgresServer, variant: Variant | None) -> OpenBackend:
+    return partial(postgres_backend, dsn=server.dsn, rewrite=variant.rewrite if variant else None)
+
+
+def _run(
+    scenario: Scenario,
+    variant: Variant | None,
+    sizes: dict[str, int],
+    plan: tuple[Fault, ...],
+    seed: int,
+    store: str,
+    progress: Progress | None,
+    open_backend: OpenBackend,
+) -> Result:
+    world = World(
+        seed=seed,
+        open_backend=open_backend,
+        faults=plan,
+        latency=scenario.latency,
+        worker_class=variant.worker_class if variant else Worker,
+        effect_mode=variant.effect_mode if variant else EffectMode.IDEMPOTENT,
+    )
+    total_us = scenario.until_us(sizes)
+    began = time.perf_counter()
+    # A run makes millions of objects and no garbage to speak of: collecting what was there before it, again
+    # and again, would cost more than the run.
+    gc.freeze()
+    try:
+        with world.opened():
+            scenario.build(world, sizes, scenario.settings)
+            world.run(
+                until_us=total_us,
+                drain_us=scenario.drain_us,
+                progress=None if progress is None else lambda done_us: progress(done_us, total_us),
+            )
+            table, effects = world.table(), world.effects()
+    finally:
+        gc.unfreeze()
+    wall_s = time.perf_counter() - began
+    checks = judge(Evidence(world.history, table, effects), scenario.checks)
+    return Result(
+        scenario=scenario.name,
+        seed=seed,
+        variant=variant.name if variant else None,
+        store=store,
+        params=sizes,
+        faults=plan,
+        lease_us=scenario.settings.lease_us,
+        checks=tuple(checks),
+        verdict=overall(checks),
+        history=world.history,
+        table=tuple(table),
+        effects=tuple(effects),
+        virtual_s=world.kernel.now_us / 1e6,
+        wall_s=wall_s,
+    )

@@ -1,0 +1,1 @@
+"""The famous mistakes, one file each: the real scheduler with one decision replaced."""

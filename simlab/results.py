@@ -1,0 +1,243 @@
+"""A run's result: verdict, checks, tidy frames, pictures; saved to and loaded from a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pandas as pd
+
+from scheduler.jobs import Job, JobState
+from simlab.checks import CheckResult, Verdict
+from simlab.effects import Effect
+from simlab.errors import InvalidExperiment
+from simlab.faults import Fault, fault_from_dict, fault_to_dict
+from simlab.frames import attempts_frame, jobs_frame, lateness_frame
+from simlab.history import History
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["FORMAT", "Result"]
+
+FORMAT = 1
+"""The version of the saved form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run came to.
+
+    Attributes
+    ----------
+    verdict
+        VALID, INVALID or UNKNOWN, over all checks.
+    digest
+        A SHA-256 over the events and the final tables: same scenario, same seed, same digest.
+    events, jobs, attempts, lateness
+        Tidy frames, one row an event, a job, a claim, an execution.
+    params
+        The sizes of the run.
+    virtual_s, wall_s
+        Seconds of virtual and of real time.
+    """
+
+    scenario: str
+    seed: int
+    variant: str | None
+    store: str
+    params: Mapping[str, int]
+    faults: tuple[Fault, ...]
+    lease_us: int
+    checks: tuple[CheckResult, ...]
+    verdict: Verdict
+    history: History
+    table: tuple[Job, ...]
+    effects: tuple[Effect, ...]
+    virtual_s: float
+    wall_s: float
+
+    @cached_property
+    def digest(self) -> str:
+        return self.history.digest(
+            [[_job_to_dict(job) for job in self.table], [_effect_to_dict(effect) for effect in self.effects]]
+        )
+
+    @cached_property
+    def events(self) -> pd.DataFrame:
+        return self.history.frame()
+
+    @cached_property
+    def jobs(self) -> pd.DataFrame:
+        return jobs_frame(self.history, self.table, self.effects)
+
+    @cached_property
+    def attempts(self) -> pd.DataFrame:
+        return attempts_frame(self.history)
+
+    @cached_property
+    def lateness(self) -> pd.DataFrame:
+        return lateness_frame(self.history)
+
+    def plot_timeline(self, ax: Axes | None = None) -> Axes:
+        """Draw workers down, time across: leases, executions, effects and faults."""
+        from simlab.plots import plot_timeline
+
+        return plot_timeline(self, ax=ax)
+
+    def plot_lateness(self, ax: Axes | None = None) -> Axes:
+        """Draw how late executions began, as a cumulative distribution."""
+        from simlab.plots import plot_lateness
+
+        return plot_lateness(self.lateness, ax=ax)
+
+    def show(self) -> None:
+        """Print the verdict, the failed checks and the story behind the first of them."""
+        print(self.story())  # noqa: T201 - this is what `show` is for
+
+    def story(self) -> str:
+        """Return the verdict, the checks that failed, and the events that show the first failure."""
+        lines = [repr(self)]
+        lines += [
+            f"  {check.verdict} {check.name}: {check.says}"
+            for check in self.checks
+            if check.verdict is not Verdict.VALID
+        ]
+        broken = next((check for check in self.checks if check.verdict is Verdict.INVALID), None)
+        if broken is not None and broken.offending:
+            lines += ["", *self._events_of(self.history.event(broken.offending[0]).job, broken)]
+        return "\n".join(lines)
+
+    def _events_of(self, job: UUID | None, check: CheckResult) -> list[str]:
+        """Return the events of one job, one a line, marking those that a check names."""
+        lines = [f"  job {str(job)[:8]}, its events ('>' marks what {check.name} found):"]
+        for index, event in enumerate(self.history):
+            if event.job != job or event.kind in {"renewed", "fired"}:
+                continue
+            mark = ">" if index in check.offending else " "
+            token = f" token {event.token}" if event.token >= 0 else ""
+            detail = f" ({event.detail})" if event.detail else ""
+            lines.append(
+                f"  {mark} {event.time_us / 1e6:11.6f} s  {event.host:<9} {event.kind}{token}{detail}"
+            )
+        return lines
+
+    def __repr__(self) -> str:
+        variant = f", variant={self.variant!r}" if self.variant else ""
+        return (
+            f"<Result {self.scenario} seed={self.seed}{variant} on {self.store}: {self.verdict}, "
+            f"digest {self.digest[:12]}, {len(self.table)} jobs, {self.virtual_s:g} virtual s>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(check.name)}</td><td><b>{check.verdict}</b></td><td>{escape(check.says)}</td></tr>"
+            for check in self.checks
+        )
+        return (
+            f"<p><b>{escape(self.scenario)}</b>, seed {self.seed}, variant {escape(self.variant or 'none')}, "
+            f"on {self.store}: <b>{self.verdict}</b><br>digest <code>{self.digest[:16]}</code>, "
+            f"{len(self.table)} jobs, {self.virtual_s:g} virtual seconds in {self.wall_s:.2f} s</p>"
+            f"<table><tr><th>check</th><th>verdict</th><th>what it found</th></tr>{rows}</table>"
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a command prints as JSON."""
+        return {
+            "scenario": self.scenario,
+            "seed": self.seed,
+            "variant": self.variant,
+            "store": self.store,
+            "verdict": self.verdict.value,
+            "digest": self.digest,
+            "checks": {check.name: check.verdict.value for check in self.checks},
+            "problems": {check.name: check.says for check in self.checks if check.says},
+            "jobs": len(self.table),
+            "params": dict(self.params),
+            "virtual_s": self.virtual_s,
+            "wall_s": round(self.wall_s, 3),
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write everything to a folder, made if need be; returns it."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        self.history.save(path / "history.npz")
+        data = {
+            "format": FORMAT,
+            **self.summary(),
+            "lease_us": self.lease_us,
+            "faults": [fault_to_dict(fault) for fault in self.faults],
+            "check_results": [asdict(check) for check in self.checks],
+            "table": [_job_to_dict(job) for job in self.table],
+            "effects": [_effect_to_dict(effect) for effect in self.effects],
+        }
+        (path / "result.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Result:
+        """Read a saved result back.
+
+        Raises
+        ------
+        InvalidExperiment
+            If the folder holds no result, one of another version, or one that does not give its own digest.
+        """
+        path = Path(folder)
+        try:
+            data = json.loads((path / "result.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidExperiment(f"{path} holds no saved result: {error}") from error
+        if data.get("format") != FORMAT:
+            raise InvalidExperiment(
+                f"{path} was saved in format {data.get('format')}; this version reads format {FORMAT}: run it again"
+            )
+        result = cls(
+            scenario=data["scenario"],
+            seed=data["seed"],
+            variant=data["variant"],
+            store=data["store"],
+            params=data["params"],
+            faults=tuple(fault_from_dict(fault) for fault in data["faults"]),
+            lease_us=data["lease_us"],
+            checks=tuple(_check_from_dict(check) for check in data["check_results"]),
+            verdict=Verdict(data["verdict"]),
+            history=History.load(path / "history.npz"),
+            table=tuple(_job_from_dict(job) for job in data["table"]),
+            effects=tuple(_effect_from_dict(effect) for effect in data["effects"]),
+            virtual_s=data["virtual_s"],
+            wall_s=data["wall_s"],
+        )
+        if result.digest != data["digest"]:
+            raise InvalidExperiment(
+                f"{path} was changed: its digest is {result.digest[:12]}, not the saved one"
+            )
+        return result
+
+
+def _job_to_dict(job: Job) -> dict[str, Any]:
+    return {**asdict(job), "job_id": str(job.job_id), "state": job.state.value}
+
+
+def _job_from_dict(data: Mapping[str, Any]) -> Job:
+    return Job(**{**data, "job_id": UUID(data["job_id"]), "state": JobState(data["state"])})
+
+
+def _effect_to_dict(effect: Effect) -> dict[str, Any]:
+    return {**asdict(effect), "job_id": str(effect.job_id)}
+
+
+def _effect_from_dict(data: Mapping[str, Any]) -> Effect:
+    return Effect(**{**data, "job_id": UUID(data["job_id"])})
+
+
+def _check_from_dict(data: Mapping[str, Any]) -> CheckResult:
+    check = CheckResult(**{**data, "verdict": Verdict(data["verdict"])})
+    return replace(check, offending=tuple(check.offending))

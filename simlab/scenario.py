@@ -1,0 +1,107 @@
+"""What a scenario is: a story with sizes, faults, checks that matter, and variants with one decision replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from scheduler.policy import WorkerSettings
+from scheduler.postgres import Queries
+from scheduler.worker import Worker
+from simlab.checks import CHECKS
+from simlab.effects import EffectMode
+from simlab.errors import InvalidExperiment, UnknownScenario
+from simlab.faults import Fault
+from simlab.network import Latency
+from simlab.store import ModelStore
+from simlab.world import World
+
+__all__ = ["Rewrite", "Scenario", "Sizes", "Variant"]
+
+Rewrite = Callable[[Queries], Mapping[str, str]]
+"""From production's statements to the ones that replace some of them."""
+
+Sizes = Mapping[str, int]
+"""The numbers of a run that can be turned up, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """The real scheduler with one decision replaced: a famous mistake.
+
+    Attributes
+    ----------
+    says
+        The mistake in one sentence.
+    caught_by
+        The checks that must say INVALID.
+    model_store, rewrite
+        The same replaced decision for both stores: a subclass of the model, and a function from production's
+        statements to the replaced ones, by the name of their file in ``scheduler/sql``.
+    """
+
+    name: str
+    says: str
+    caught_by: tuple[str, ...]
+    model_store: type[ModelStore] = ModelStore
+    rewrite: Rewrite | None = None
+    worker_class: type[Worker] = Worker
+    effect_mode: EffectMode = EffectMode.IDEMPOTENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A story that can be told with any seed.
+
+    Attributes
+    ----------
+    teaches
+        One line.
+    sizes
+        The names and default values of what can be turned up.
+    faults
+        The plan of faults for given sizes.
+    build
+        Puts hosts, workers and load into a world.
+    until_us, drain_us
+        How long the story of given sizes runs, in virtual microseconds, and how long the workers then have
+        to drain.
+    """
+
+    name: str
+    teaches: str
+    sizes: Sizes
+    settings: WorkerSettings
+    faults: Callable[[Sizes], tuple[Fault, ...]]
+    build: Callable[[World, Sizes, WorkerSettings], None]
+    until_us: Callable[[Sizes], int]
+    drain_us: int = 120_000_000
+    latency: Latency = field(default_factory=Latency)
+    checks: tuple[str, ...] = tuple(CHECKS)
+    variants: tuple[Variant, ...] = ()
+
+    def variant(self, name: str | None) -> Variant | None:
+        """Return a variant by name; None for the real scheduler.
+
+        Raises
+        ------
+        UnknownScenario
+            If there is no such variant.
+        """
+        if name is None:
+            return None
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        raise UnknownScenario(f"variant of {self.name}", name, [variant.name for variant in self.variants])
+
+    def sized(self, given: Mapping[str, object]) -> dict[str, int]:
+        """Return the default sizes with the given ones in their place, checked."""
+        sizes = dict(self.sizes)
+        for name, value in given.items():
+            if name not in sizes:
+                raise UnknownScenario(f"size of {self.name}", name, sizes)
+            if type(value) is not int or value < 1:
+                raise InvalidExperiment(f"{name}={value!r}: a size is a whole number of at least 1")
+            sizes[name] = value
+        return sizes

@@ -1,0 +1,260 @@
+"""The world: one run's kernel, hosts, network, store, outside world and history, wired together.
+
+The order of making is fixed and everything random comes from named streams, so that a seed makes the same
+world wherever it runs. The world knows how to run; what happens in it is the scenario's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from scheduler.app import App, Client
+from scheduler.jobs import Job
+from scheduler.policy import WorkerSettings
+from scheduler.pool import RunningJob
+from scheduler.store import Store
+from scheduler.worker import Worker
+from simlab.effects import Effect, EffectMode, Effects, ModelEffects
+from simlab.faults import Fault, check_hosts
+from simlab.history import History
+from simlab.hosts import EPOCH_US, Host, Incarnation
+from simlab.injector import Injector
+from simlab.kernel import Kernel
+from simlab.network import Latency, Network, NetworkStore
+from simlab.recorder import Recorder
+from simlab.store import ModelStore
+from simlab.streams import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Backend", "DatabaseClock", "World", "model_backend"]
+
+REQUEST_TIMEOUT_US = WorkerSettings().request_timeout_us
+
+
+class DatabaseClock:
+    """The database's clock: virtual time, as a date."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def now_us(self) -> int:
+        """Return microseconds since the Unix epoch."""
+        return EPOCH_US + self._kernel.now_us
+
+
+class Backend(Protocol):
+    """What the world runs on: a store and an outside world, and the final look at both."""
+
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def effects(self) -> Effects: ...
+
+    def table(self) -> list[Job]:
+        """Return every row of the jobs table, ordered by identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelBackend:
+    store: ModelStore
+    effects: ModelEffects
+
+    def table(self) -> list[Job]:
+        return self.store.table()
+
+
+def model_backend(
+    clock: DatabaseClock, *, store_class: type[ModelStore] = ModelStore
+) -> AbstractContextManager[Backend]:
+    """Return the in-memory backend."""
+    return nullcontext(_ModelBackend(store_class(clock.now_us), ModelEffects(clock.now_us)))
+
+
+class World:
+    """A world to run a scenario in.
+
+    Parameters
+    ----------
+    seed
+        Decides everything that is random.
+    open_backend
+        Opens the store, given the database's clock.
+    worker_class
+        The worker to run; a naive one in a naive variant.
+    effect_mode
+        What the outside world checks.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        open_backend: Callable[[DatabaseClock], AbstractContextManager[Backend]],
+        faults: Sequence[Fault] = (),
+        latency: Latency | None = None,
+        worker_class: type[Worker] = Worker,
+        effect_mode: EffectMode = EffectMode.IDEMPOTENT,
+    ) -> None:
+        self.kernel = Kernel()
+        self.streams = Streams(seed)
+        self.history = History()
+        self.database_clock = DatabaseClock(self.kernel)
+        self.recorder = Recorder(
+            self.history, time_us=lambda: self.kernel.now_us, db_us=self.database_clock.now_us
+        )
+        self.hosts: dict[str, Host] = {}
+        self.workers: list[Worker] = []
+        self._faults = tuple(faults)
+        self._open_backend = open_backend
+        self._worker_class = worker_class
+        self._effect_mode = effect_mode
+        self._boots: dict[str, Callable[[Incarnation], None]] = {}
+        self._database_host = Host("database", kernel=self.kernel, streams=self.streams)
+        self._injector = Injector(self._faults, recorder=self.recorder, reboot=self._boot)
+        self._network = Network(
+            streams=self.streams,
+            far=self._database_host,
+            latency=latency if latency is not None else Latency(),
+            decide=self._injector.decide,
+        )
+        self._backend: Backend | None = None
+
+    # What a scenario builds with.
+
+    def add_host(
+        self,
+        name: str,
+        boot: Callable[[Incarnation], None],
+        *,
+        wall_offset_us: int = 0,
+        drift_ppm: int = 0,
+    ) -> Host:
+        """Add a machine; `boot` starts what runs on it, now and after every restart."""
+        host = Host(
+            name, kernel=self.kernel, streams=self.streams, wall_offset_us=wall_offset_us, drift_ppm=drift_ppm
+        )
+        self.hosts[name] = host
+        self._boots[name] = boot
+        return host
+
+    def start_worker(self, life: Incarnation, app: App, settings: WorkerSettings) -> Worker:
+        """Start a scheduler's worker, unmodified, on one life of a host."""
+        worker = self._worker_class(
+            app,
+            store=self.store_for(life, timeout_us=settings.request_timeout_us),
+            clock=life.host.clock,
+            name=life.host.name,
+            settings=settings,
+            failpoint=self._injector.failpoint(life),
+            observe=self.recorder.observer(life),
+        )
+        self.workers.append(worker)
+        self.spawn(life, worker.run(), f"{life.host.name} worker")
+        return worker
+
+    def spawn(self, life: Incarnation, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        """Run a coroutine on a host; if it breaks, so does the run."""
+
+        async def watched() -> None:
+            try:
+                await coroutine
+            except Exception as error:
+                self.kernel.fail(error)
+                raise
+
+        life.host.clock.spawn(watched(), name)
+
+    def store_for(self, life: Incarnation, *, timeout_us: int = REQUEST_TIMEOUT_US) -> NetworkStore:
+        """Return the store as one life of a host sees it."""
+        return NetworkStore(
+            self.backend.store,
+            network=self._network,
+            life=life,
+            recorder=self.recorder,
+            timeout_us=timeout_us,
+        )
+
+    def client(self, life: Incarnation, app: App) -> Client:
+        """Return a client on a host; identities of jobs come from a stream of their own."""
+        rng = self.streams.stream(f"identities/{life.host.name}/{life.number}")
+        return Client(app, self.store_for(life), rng=rng)
+
+    async def effect(self, life: Incarnation, job: RunningJob) -> None:
+        """Change the outside world for a job, through the network."""
+        backend, mode, host = self.backend, self._effect_mode, life.host.name
+
+        async def serve() -> None:
+            now_us, new = await backend.effects.apply(job.job_id, token=job.token, host=host, mode=mode)
+            self.recorder.effect(
+                life, db_us=now_us, job=job.job_id, token=job.token, attempt=job.attempt, new=new
+            )
+
+        await self._network.call(life, "effect", serve, timeout_us=REQUEST_TIMEOUT_US)
+
+    @property
+    def backend(self) -> Backend:
+        assert self._backend is not None, "the world is not open"
+        return self._backend
+
+    # Running.
+
+    @contextmanager
+    def opened(self) -> Iterator[World]:
+        """Open the store; on leaving, close it and dispose of every coroutine that is left."""
+        with self._open_backend(self.database_clock) as backend:
+            self._backend = backend
+            try:
+                yield self
+            finally:
+                self._bury()
+                self._backend = None
+
+    def run(self, *, until_us: int, drain_us: int, progress: Callable[[int], None] | None = None) -> None:
+        """Boot every host, run until an instant, then ask all workers to stop and give them time to drain.
+
+        Parameters
+        ----------
+        progress
+            Called with the virtual time in microseconds, about a hundred times.
+        """
+        check_hosts(self._faults, list(self.hosts))
+        for host in self.hosts.values():
+            self._injector.arm(host)
+            self._boot(host)
+        for part in range(1, 101):
+            self.kernel.run_until(until_us * part // 100)
+            if progress is not None:
+                progress(self.kernel.now_us)
+        for worker in self.workers:
+            worker.stop()
+        self.kernel.run_until(until_us + drain_us)
+
+    def _boot(self, host: Host) -> None:
+        self._boots[host.name](host.life)
+
+    def _bury(self) -> None:
+        # What still runs will never run again. Closing a coroutine runs its `finally`; the hosts are made
+        # dead first, so that whatever it says there is refused by the recorder.
+        hosts = [*self.hosts.values(), self._database_host]
+        lives = [life for host in hosts for life in host.lives]
+        for life in lives:
+            life.alive = False
+        for life in lives:
+            for task in list(life.tasks):
+                task.close()
+
+    # The end.
+
+    def table(self) -> list[Job]:
+        """Return the final rows of the jobs table, ordered by identity."""
+        return self.backend.table()
+
+    def effects(self) -> list[Effect]:
+        """Return the changes made to the outside world, in order."""
+        return self.backend.effects.table()
