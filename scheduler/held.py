@@ -20,7 +20,7 @@ __all__ = ["Abort", "Held", "HeldJob", "Observer", "Phase"]
 class Observer(Protocol):
     """Told what a worker does with each job, as it does it; for metrics, logs and laboratories.
 
-    Kinds: ``claimed``, ``fired``, ``executing``, ``executed``, ``raised``, ``aborted``, ``dropped``,
+    Kinds: ``claimed``, ``fired``, ``early``, ``executing``, ``executed``, ``raised``, ``aborted``, ``dropped``,
     ``released``, ``unavailable``. It must be quick and must not raise.
     """
 

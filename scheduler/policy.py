@@ -14,6 +14,9 @@ __all__ = ["RandomStream", "Retry", "WorkerSettings", "backoff_us", "jittered_us
 
 SECOND_US = 1_000_000
 
+MAX_PAUSE_US = 36_525 * 86_400 * SECOND_US
+"""The longest pause between attempts, 100 years: a sum with it is still a date in the database."""
+
 
 class RandomStream(Protocol):
     """The part of ``random.Random`` that the scheduler draws from. Always seeded, never the global one."""
@@ -39,6 +42,11 @@ class Retry:
     cap_us: int = 3600 * SECOND_US
 
     def __post_init__(self) -> None:
+        for name, value in (("base_us", self.base_us), ("cap_us", self.cap_us)):
+            if type(value) is not int or value > MAX_PAUSE_US:
+                raise InvalidSetting(
+                    name, value, f"must be a whole number, at most {MAX_PAUSE_US:,} (100 years)"
+                )
         if self.base_us < 0:
             raise InvalidSetting("base_us", self.base_us, "a pause cannot be negative")
         if self.cap_us < self.base_us:
@@ -47,10 +55,8 @@ class Retry:
 
 def backoff_us(retry: Retry, attempt: int, rng: RandomStream) -> int:
     """Return the pause in microseconds after the given attempt (counted from 1) has failed."""
-    longest = retry.cap_us
-    # A shift this large has passed any cap; without the bound, 2**attempt grows without limit.
-    if attempt <= 63:
-        longest = min(retry.base_us << (attempt - 1), retry.cap_us)
+    # More doublings than this pass any cap; without the bound, 2**attempt grows without limit.
+    longest = min(retry.base_us << min(attempt - 1, 63), retry.cap_us)
     return rng.randint(longest // 2, longest)
 
 

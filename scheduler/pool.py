@@ -7,7 +7,7 @@ outcome, have it written. A job taken away meanwhile (lease lost, drain over) is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -114,7 +114,10 @@ class _Run:
 
 
 class Pool:
-    """Runs fired jobs in `concurrency` slots; more wait their turn in the order they were fired."""
+    """Runs fired jobs in `concurrency` slots; more wait their turn in the order they were fired.
+
+    A job that the database says is not due yet goes back to the timer through `postpone`.
+    """
 
     def __init__(
         self,
@@ -124,6 +127,7 @@ class Pool:
         app: App,
         held: Held,
         finisher: Finisher,
+        postpone: Callable[[HeldJob], None],
         settings: WorkerSettings,
         failpoint: Failpoint | None,
         observe: Observer,
@@ -133,11 +137,12 @@ class Pool:
         self._app = app
         self._held = held
         self._finisher = finisher
+        self._postpone = postpone
         self._failpoint = failpoint
         self._observe = observe
         self._backlog: deque[HeldJob] = deque()
         self._idle: deque[Event] = deque()
-        self._starter: Batcher[LeaseRef, bool] = Batcher(
+        self._starter: Batcher[LeaseRef, int | None] = Batcher(
             clock=clock,
             write=self._write_starts,
             limit=settings.batch,
@@ -165,31 +170,41 @@ class Pool:
                 self._idle.append(turn)
                 await turn.wait()
             job = self._backlog.popleft()
-            if job.phase is Phase.WAITING:
-                try:
-                    await self._run(job)
-                finally:
+            if job.phase is not Phase.WAITING:
+                continue
+            postponed = False
+            try:
+                postponed = await self._run(job)
+            finally:
+                if not postponed:
                     self._held.drop(job)
 
-    async def _run(self, job: HeldJob) -> None:
+    async def _run(self, job: HeldJob) -> bool:
+        """Take a job through its life; say whether it was postponed, and so is still held."""
         job.phase = Phase.STARTING
         await self._at("before_start", job)
-        started = await self._starter.submit(job.ref, wanted=lambda: job.abort is None)
-        if not started or job.abort is not None:
-            self._observe(
-                "dropped", job, "the start was refused" if job.abort is None else job.abort.name.lower()
-            )
-            return
+        due_in_us = await self._starter.submit(job.ref, wanted=lambda: job.abort is None)
+        if due_in_us is None or job.abort is not None:
+            why = "the start was refused" if job.abort is None else job.abort.name.lower()
+            self._observe("dropped", job, why)
+            return False
+        if due_in_us > 0:
+            job.phase = Phase.WAITING
+            job.fire_at_us = self._clock.now_us() + due_in_us
+            self._observe("early", job, "")
+            self._postpone(job)
+            return True
         await self._at("after_start", job)
         await self._at("before_execute", job)
         run = await self._execute(job)
         if run.kind is None:
-            return
+            return False
         await self._at("after_execute", job)
         outcome = self._outcome(job, run)
         await self._at("before_finish", job)
         await self._finisher.submit(outcome)
         await self._at("after_finish", job)
+        return False
 
     async def _at(self, name: str, job: HeldJob) -> None:
         if self._failpoint is not None:
@@ -247,9 +262,12 @@ class Pool:
             )
         return Outcome(job.ref, OutcomeKind.RETRY, delay_us=delay_us, error=error)
 
-    async def _write_starts(self, refs: Sequence[LeaseRef]) -> Sequence[bool]:
-        started = set((await self._store.start(refs)).started)
-        return [ref.job_id in started for ref in refs]
+    async def _write_starts(self, refs: Sequence[LeaseRef]) -> Sequence[int | None]:
+        """Return for each lease how far off its job is: 0 when it was started, None when it was refused."""
+        reply = await self._store.start(refs)
+        verdicts: dict[UUID, int | None] = dict.fromkeys(reply.started, 0)
+        verdicts.update((early.job_id, early.due_in_us) for early in reply.early)
+        return [verdicts.get(ref.job_id) for ref in refs]
 
     def _unavailable(self, error: StoreUnavailable) -> None:
         self._observe("unavailable", None, f"start: {error}")

@@ -32,6 +32,7 @@ from scheduler.store import (
     CancelResult,
     ClaimReply,
     ClaimRequest,
+    Early,
     Enqueued,
     EnqueueReply,
     Finished,
@@ -92,6 +93,13 @@ class Queries:
         return cls(**{field.name: _read(field.name) for field in fields(cls)})
 
 
+LARGE_BATCH = 1000
+"""Up to so many jobs in a call, the time limit is the plain one: a worker's lease is reckoned with it."""
+
+ROW_ALLOWANCE_US = 150
+"""What each job beyond `LARGE_BATCH` adds to a call's time limit; inserting one takes about a fifth of it."""
+
+
 class Database(Protocol):
     """Runs statements."""
 
@@ -111,7 +119,8 @@ class PoolDatabase:
     Parameters
     ----------
     timeout_us
-        How long one call may take, waiting for a connection included.
+        How long one call may take, waiting for a connection included. A batch of more than `LARGE_BATCH`
+        jobs may take `ROW_ALLOWANCE_US` longer for each job beyond.
     """
 
     def __init__(self, pool: AsyncConnectionPool[Any], *, timeout_us: int) -> None:
@@ -119,15 +128,28 @@ class PoolDatabase:
         self._timeout_s = timeout_us / 1_000_000
 
     async def fetch(self, query: str, parameters: Parameters) -> Sequence[Row]:
+        more_s = max(0, len(parameters.get("job_ids", ())) - LARGE_BATCH) * ROW_ALLOWANCE_US / 1_000_000
+        timeout_s = self._timeout_s + more_s
         try:
-            async with asyncio.timeout(self._timeout_s), self._pool.connection() as connection:
-                cursor = await connection.execute(query, parameters)
-                rows: list[Row] = await cursor.fetchall()
-                return rows
+            async with asyncio.timeout(timeout_s), self._pool.connection() as connection:
+                if not more_s:
+                    return await _fetch(connection, query, parameters)
+                async with connection.transaction():
+                    # The connection's own limit is meant for the small statements of a worker.
+                    await connection.execute(f"SET LOCAL statement_timeout = {int(timeout_s * 1000)}")
+                    return await _fetch(connection, query, parameters)
         except TimeoutError as error:
-            raise StoreUnavailable(f"PostgreSQL did not answer within {self._timeout_s:g} s") from error
+            raise StoreUnavailable(f"PostgreSQL did not answer within {timeout_s:g} s") from error
         except (psycopg.Error, PoolTimeout) as error:
             raise _translated(error) from error
+
+
+async def _fetch(
+    connection: psycopg.AsyncConnection[Any], query: str, parameters: Parameters
+) -> Sequence[Row]:
+    cursor = await connection.execute(query, parameters)
+    rows: list[Row] = await cursor.fetchall()
+    return rows
 
 
 class ConnectionDatabase:
@@ -160,7 +182,22 @@ def _translated(error: Exception) -> Exception:
         return MissingMigration(found=0, wanted=MIGRATIONS[-1])
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return StoreUnavailable(f"PostgreSQL: {_first_line(error)}")
+    if isinstance(error, _REFUSALS):
+        return StoreUnavailable(
+            f"PostgreSQL refuses: {_first_line(error)}; use a role and a server that may write"
+        )
     return error
+
+
+_REFUSALS = (
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.ReadOnlySqlTransaction,
+)
+
+
+def _unreachable(error: psycopg.OperationalError) -> StoreUnavailable:
+    return StoreUnavailable(f"PostgreSQL: {_first_line(error)}; is it running, and is the DSN right?")
 
 
 def _first_line(error: BaseException) -> str:
@@ -255,7 +292,12 @@ class PostgresStore:
 
     async def start(self, refs: Sequence[LeaseRef], /) -> StartReply:
         rows = await self._database.fetch(self._sql.start, _named(refs))
-        return StartReply(_instant(rows[0][0]), tuple(row[1] for row in rows if row[1]))
+        now_us = _instant(rows[0][0])
+        return StartReply(
+            now_us,
+            started=tuple(row[1] for row in rows if row[1] and not row[2]),
+            early=tuple(Early(row[1], _instant(row[3]) - now_us) for row in rows if row[1] and row[2]),
+        )
 
     async def heartbeat(self, refs: Sequence[LeaseRef], /, *, lease_us: int) -> HeartbeatReply:
         rows = await self._database.fetch(self._sql.heartbeat, _named(refs) | {"lease": _interval(lease_us)})
@@ -406,7 +448,13 @@ def migrate(dsn: str) -> list[int]:
         with psycopg.connect(_conninfo(dsn), connect_timeout=5) as connection:
             return apply_migrations(connection)
     except psycopg.OperationalError as error:
-        raise StoreUnavailable(f"PostgreSQL: {_first_line(error)}") from error
+        raise _unreachable(error) from error
+    except _REFUSALS as error:
+        raise _translated(error) from error
+    except psycopg.Error as error:
+        raise StoreUnavailable(
+            f"the migration failed and left nothing behind: {_first_line(error)}"
+        ) from error
 
 
 def apply_migrations(connection: psycopg.Connection[Any]) -> list[int]:
@@ -446,11 +494,12 @@ def _conninfo(dsn: str, **more: Any) -> str:
     try:
         return make_conninfo(dsn, **more)
     except psycopg.ProgrammingError as error:
-        raise InvalidSetting("DSN", _without_password(dsn), _first_line(error)) from error
-
-
-def _without_password(dsn: str) -> str:
-    return "..." if "password" in dsn or "@" in dsn else dsn
+        if "password" in dsn or "@" in dsn:
+            # libpq quotes what it could not read, and that may be the password.
+            raise InvalidSetting(
+                "DSN", "...", "does not read; write postgresql://user:password@host/name"
+            ) from None
+        raise InvalidSetting("DSN", dsn, _first_line(error)) from error
 
 
 @asynccontextmanager
@@ -516,8 +565,8 @@ async def _check(conninfo: str) -> None:
                 newest = await cursor.fetchone()
                 found = newest[0] if newest else 0
     except psycopg.OperationalError as error:
-        raise StoreUnavailable(
-            f"PostgreSQL: {_first_line(error)}; is it running, and is the DSN right?"
-        ) from error
+        raise _unreachable(error) from error
+    except psycopg.Error as error:
+        raise _translated(error) from error
     if found != MIGRATIONS[-1]:
         raise MissingMigration(found=found, wanted=MIGRATIONS[-1])

@@ -27,6 +27,7 @@ __all__ = [
     "Cancelled",
     "ClaimReply",
     "ClaimRequest",
+    "Early",
     "EnqueueReply",
     "Enqueued",
     "FinishReply",
@@ -108,11 +109,20 @@ class SweepReply:
 
 
 @dataclass(frozen=True, slots=True)
+class Early:
+    """A job that was to be started before it is due, by the database: ask again in `due_in_us`."""
+
+    job_id: UUID
+    due_in_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class StartReply:
-    """The jobs now RUNNING; one that was asked for and is missing must not be run."""
+    """The jobs now RUNNING, and those not yet due; one that is in neither must not be run."""
 
     now_us: int
     started: tuple[UUID, ...]
+    early: tuple[Early, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +253,7 @@ class Store(Protocol):
         """End expired leases and aged-out jobs: PENDING again, or FAILED, or CANCELLED as was asked."""
 
     async def start(self, refs: Sequence[LeaseRef], /) -> StartReply:
-        """CLAIMED to RUNNING, for leases that are still the asker's and have not expired."""
+        """CLAIMED to RUNNING, for leases that are still the asker's, have not expired, and are due."""
 
     async def heartbeat(self, refs: Sequence[LeaseRef], /, *, lease_us: int) -> HeartbeatReply:
         """Renew every named lease that is still the asker's, in one statement."""

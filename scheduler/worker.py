@@ -92,6 +92,7 @@ class Worker:
             app=app,
             held=self.held,
             finisher=self._finisher,
+            postpone=self._postpone,
             settings=self.settings,
             failpoint=failpoint,
             observe=observe,
@@ -119,6 +120,9 @@ class Worker:
 
     def _make_owner(self, name: str) -> str:
         return f"{name}/{self._clock.rng.getrandbits(64):016x}"
+
+    def _postpone(self, job: HeldJob) -> None:
+        self._timer.push(job)
 
     def wake(self) -> None:
         """Poll now: somebody in this process enqueued a job."""

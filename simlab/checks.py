@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from scheduler.jobs import TERMINAL, Job, JobState
+from scheduler.policy import WorkerSettings
 from simlab.effects import Effect
 from simlab.history import Event, History
 
@@ -46,11 +47,21 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a run left behind."""
+    """What a run left behind.
+
+    Attributes
+    ----------
+    settings
+        The workers' settings, for the checks that have a bound in them.
+    lateness_bound_us
+        How late a job may begin once the faults are over; None when nobody promised anything.
+    """
 
     history: History
     table: Sequence[Job]
     effects: Sequence[Effect]
+    settings: WorkerSettings = field(default_factory=WorkerSettings)
+    lateness_bound_us: int | None = None
     by_job: Mapping[UUID, Sequence[tuple[int, Event]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -261,6 +272,161 @@ def one_effect(evidence: Evidence) -> Problems:
             )
 
 
+def fence_holds(evidence: Evidence) -> Problems:
+    """A fenced resource never sees the token of a job fall."""
+    largest: dict[UUID, Effect] = {}
+    for effect in evidence.effects:
+        before = largest.get(effect.job_id)
+        if before is not None and effect.token < before.token:
+            shown = tuple(
+                index for index, event in evidence.by_job.get(effect.job_id, ()) if event.kind == "effect"
+            )
+            yield _Problem(
+                f"job {_name(effect.job_id)} changed the world with token {effect.token} from {effect.host} after "
+                f"token {before.token} from {before.host}",
+                shown,
+            )
+        else:
+            largest[effect.job_id] = effect
+
+
+def lateness_bounded(evidence: Evidence) -> Problems:
+    """No job begins later than the scenario allows, counted from when it could begin and the faults were over."""
+    bound_us = evidence.lateness_bound_us
+    if bound_us is None:
+        return
+    healed_us = max((event.db_us for event in evidence.history if event.kind == "fault"), default=-1)
+    for job, events in evidence.by_job.items():
+        enqueued_us = -1
+        for index, event in events:
+            if event.kind == "enqueued":
+                enqueued_us = event.db_us
+            elif event.kind == "executing" and event.db_us > healed_us:
+                late_us = event.db_us - max(event.due_us, enqueued_us, healed_us)
+                if late_us > bound_us:
+                    yield _Problem(
+                        f"job {_name(job)} began {late_us / 1e6:g} s late on {event.host}; "
+                        f"{bound_us / 1e6:g} s are allowed",
+                        (index,),
+                    )
+
+
+def healthy_keeps_lease(evidence: Evidence) -> Problems:
+    """A worker that was well all along, with a store that was well, does not lose a lease by expiry."""
+    faults: dict[str, list[int]] = {}
+    for event in evidence.history:
+        if event.kind == "fault":
+            faults.setdefault(event.host, []).append(event.time_us)
+    for job, events in evidence.by_job.items():
+        claim: tuple[int, Event] | None = None
+        for index, event in events:
+            if event.kind == "claimed":
+                claim = (index, event)
+            elif event.kind == "swept" and claim is not None and not event.detail.startswith("PENDING"):
+                # A fault just before the claim may have swallowed its reply.
+                since_us = claim[1].time_us - 2 * evidence.settings.request_timeout_us
+                excused = any(
+                    since_us <= at_us <= event.time_us
+                    for host in (claim[1].host, "database")
+                    for at_us in faults.get(host, ())
+                )
+                if not excused:
+                    yield _Problem(
+                        f"{claim[1].host} was well and lost job {_name(job)} (token {claim[1].token}) by expiry",
+                        (claim[0], index),
+                    )
+
+
+def loser_stops(evidence: Evidence) -> Problems:
+    """A worker that lost a job stops running it within a heartbeat of the job's next claim."""
+    settings = evidence.settings
+    grace_us = settings.heartbeat_interval_us + 2 * settings.request_timeout_us
+    asleep = _asleep(evidence.history)
+    for job, events in evidence.by_job.items():
+        running: dict[int, tuple[int, Event]] = {}
+        for index, event in events:
+            if event.kind == "executing":
+                running[event.token] = (index, event)
+            elif event.kind in {"executed", "raised", "aborted"}:
+                began = running.pop(event.token, None)
+                taken = _taken_at(events, event.token)
+                if began is None or taken is None:
+                    continue
+                allowed_us = _awake_after(asleep, event.host, taken[1].time_us) + grace_us
+                if event.time_us > allowed_us:
+                    yield _Problem(
+                        f"{event.host} went on with job {_name(job)} (token {event.token}) for "
+                        f"{(event.time_us - taken[1].time_us) / 1e6:g} s after it was given to {taken[1].host}",
+                        (began[0], taken[0], index),
+                    )
+
+
+def _taken_at(events: Sequence[tuple[int, Event]], token: int) -> tuple[int, Event] | None:
+    return next(((i, event) for i, event in events if event.kind == "claimed" and event.token > token), None)
+
+
+def _asleep(history: History) -> dict[str, list[tuple[int, int]]]:
+    """Return when each host stood still: its pauses, from and to, in virtual microseconds."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    since: dict[str, int] = {}
+    for event in history:
+        if event.kind == "fault" and event.detail == "pause":
+            since[event.host] = event.time_us
+        elif event.kind == "fault" and event.detail in {"resume", "crash"} and event.host in since:
+            spans.setdefault(event.host, []).append((since.pop(event.host), event.time_us))
+    return spans
+
+
+def _awake_after(asleep: Mapping[str, Sequence[tuple[int, int]]], host: str, at_us: int) -> int:
+    """Return the first moment from `at_us` on at which a host was awake."""
+    for begin_us, end_us in asleep.get(host, ()):
+        if begin_us <= at_us < end_us:
+            return end_us
+    return at_us
+
+
+def slots_bounded(evidence: Evidence) -> Problems:
+    """No worker runs more handlers at once than it has slots."""
+    running: dict[tuple[str, int], set[tuple[UUID | None, int]]] = {}
+    for index, event in enumerate(evidence.history):
+        life = (event.host, event.incarnation)
+        if event.kind == "executing":
+            running.setdefault(life, set()).add((event.job, event.token))
+            if len(running[life]) > evidence.settings.concurrency:
+                yield _Problem(
+                    f"{event.host} runs {len(running[life])} handlers in {evidence.settings.concurrency} slots",
+                    (index,),
+                )
+                return
+        elif event.kind in {"executed", "raised", "aborted"} and life in running:
+            running[life].discard((event.job, event.token))
+
+
+RETRY_WINDOW_US = 50_000
+RETRIES_TO_JUDGE = 20
+
+
+def retries_spread(evidence: Evidence) -> Problems:
+    """Jobs that failed together do not come back together: at most a quarter within any 50 ms."""
+    due = sorted(
+        (event.due_us, index)
+        for index, event in enumerate(evidence.history)
+        if event.kind == "finished" and event.due_us >= 0
+    )
+    if len(due) < RETRIES_TO_JUDGE:
+        return
+    first = 0
+    for last, (at_us, index) in enumerate(due):
+        while at_us - due[first][0] > RETRY_WINDOW_US:
+            first += 1
+        if last - first + 1 > len(due) // 4:
+            yield _Problem(
+                f"{last - first + 1} of {len(due)} retries come due within {RETRY_WINDOW_US / 1000:g} ms",
+                (index,),
+            )
+            return
+
+
 CHECKS: Mapping[str, Callable[[Evidence], Problems]] = {
     "one-live-lease": one_live_lease,
     "token-rises": token_rises,
@@ -273,6 +439,12 @@ CHECKS: Mapping[str, Callable[[Evidence], Problems]] = {
     "dead-letters-earned": dead_letters_earned,
     "cancelled-never-runs": cancelled_never_runs,
     "one-effect": one_effect,
+    "fence-holds": fence_holds,
+    "lateness-bounded": lateness_bounded,
+    "healthy-keeps-lease": healthy_keeps_lease,
+    "loser-stops": loser_stops,
+    "slots-bounded": slots_bounded,
+    "retries-spread": retries_spread,
 }
 """Every check, by name; the first line of its docstring is the invariant."""
 

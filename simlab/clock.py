@@ -8,7 +8,6 @@ paused one's only when the pause ends.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import inspect
 from collections import deque
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["SimClock", "SimEvent", "SimTask", "wait_for"]
 
 T = TypeVar("T")
+
+_MAX_CLOSES = 100
+"""How many awaits, one inside the clean-up of the other, the disposal of a coroutine gets past."""
 
 
 class wait_for:  # noqa: N801 - read as a verb: `await wait_for(event)`
@@ -89,6 +91,9 @@ class SimTask:
         It is delivered as CancelledError, which a handler's ``except Exception`` does not swallow.
         """
         del error
+        if not self._cancelling:
+            # Delivered already, by a resumption that was under way when the cancellation was asked for.
+            return self._process.target
         return self._step(None, cancel=True)
 
     def _step(self, value: Any, *, cancel: bool) -> simpy.Event:
@@ -104,11 +109,12 @@ class SimTask:
             (deferred_cancel, value), self._deferred = self._deferred, None
             cancel = cancel or deferred_cancel
         while True:
-            event = self._resume(value, cancel=cancel)
-            if not self._cancelling or cancel:
+            # Cancelled before it began, or on the way to this very resumption, or by itself while it ran: then
+            # it is delivered here, or at its first await, as asyncio does.
+            event = self._resume(value, cancel=cancel or self._cancelling)
+            cancel = False
+            if not self._cancelling:
                 return event
-            # Cancelled by itself while it ran: delivered at its first await, as asyncio does.
-            cancel, value = True, None
 
     def _resume(self, value: Any, *, cancel: bool) -> simpy.Event:
         self._running = True
@@ -166,9 +172,17 @@ class SimTask:
 
     def close(self) -> None:
         """Dispose of a coroutine that will never run again. Its ``finally`` runs, in a world that is over."""
-        # One that awaits in its `finally` cannot be closed: an honest clean-up, on a machine without power.
-        with contextlib.suppress(RuntimeError):
-            self._coroutine.close()
+        self._life.tasks.pop(self, None)
+        for _ in range(_MAX_CLOSES):
+            try:
+                self._coroutine.close()
+            except RuntimeError:
+                # It awaits in its clean-up, as is honest; on a machine without power that too is never resumed.
+                continue
+            except (Exception, CancelledError):  # noqa: BLE001 - who would have heard of it is gone
+                return
+            else:
+                return
 
 
 def _describe(event: object) -> str:
@@ -218,19 +232,27 @@ class SimEvent:
             return True
         kernel = self._life.host.kernel
         gate = simpy.Event(kernel)
-        self._gates.append(gate)
         if timeout_us is None:
-            await wait_for(gate)
+            self._gates.append(gate)
+            try:
+                await wait_for(gate)
+            except CancelledError:
+                self._forget(gate)
+                raise
             return True
         delay_us = self._life.host.virtual_delay_us(checked_delay(timeout_us))
+        self._gates.append(gate)
         timeout = kernel.after(delay_us, lambda: _open(gate))
         try:
             await wait_for(gate)
         finally:
             kernel.cancel(timeout)
-            if gate in self._gates:
-                self._gates.remove(gate)
+            self._forget(gate)
         return self._flag
+
+    def _forget(self, gate: simpy.Event) -> None:
+        if gate in self._gates:
+            self._gates.remove(gate)
 
 
 def _open(gate: simpy.Event) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -22,8 +21,7 @@ from simlab.pgworld import postgres_backend
 from simlab.results import Result
 from simlab.scenario import Scenario, Variant
 from simlab.scenarios import find_scenario
-from simlab.store import ModelStore
-from simlab.world import Backend, DatabaseClock, World, model_backend
+from simlab.world import OpenBackend, World, model_backend
 
 __all__ = ["STORES", "simulate"]
 
@@ -84,18 +82,27 @@ def simulate(
     plan = found.faults(checked) if faults is None else tuple(faults)
     run = partial(_run, found, chosen, checked, plan, seed, store, progress)
     if store == "model":
-        return run(partial(model_backend, store_class=chosen.model_store if chosen else ModelStore))
+        return run(
+            partial(model_backend, store_class=chosen.model_store, wrap=chosen.wrap)
+            if chosen
+            else model_backend
+        )
     if server is not None:
         return run(_on(server, chosen))
     with throwaway_postgres() as own:
         return run(_on(own, chosen))
 
 
-OpenBackend = Callable[[DatabaseClock], AbstractContextManager[Backend]]
-
-
 def _on(server: PostgresServer, variant: Variant | None) -> OpenBackend:
-    return partial(postgres_backend, dsn=server.dsn, rewrite=variant.rewrite if variant else None)
+    if variant is None:
+        return partial(postgres_backend, dsn=server.dsn)
+    return partial(
+        postgres_backend,
+        dsn=server.dsn,
+        store_class=variant.postgres_store,
+        rewrite=variant.rewrite,
+        wrap=variant.wrap,
+    )
 
 
 def _run(
@@ -133,7 +140,14 @@ def _run(
     finally:
         gc.unfreeze()
     wall_s = time.perf_counter() - began
-    checks = judge(Evidence(world.history, table, effects), scenario.checks)
+    evidence = Evidence(
+        world.history,
+        table,
+        effects,
+        settings=scenario.settings,
+        lateness_bound_us=scenario.lateness_bound_us,
+    )
+    checks = judge(evidence, scenario.checks)
     return Result(
         scenario=scenario.name,
         seed=seed,

@@ -17,13 +17,28 @@ __all__ = [
     "FAULTS",
     "VERBS",
     "At",
+    "ClockDrift",
+    "ClockOffset",
+    "ClockStep",
+    "ClockWobble",
     "Crash",
+    "Delayed",
     "Fault",
+    "HandlerBlocks",
+    "HandlerKills",
+    "HandlerOverruns",
+    "HandlerRaises",
+    "LockHeld",
+    "Partition",
     "Pause",
     "Reached",
     "ReplyLost",
     "RequestLost",
+    "SlowStore",
+    "StoreClockStep",
+    "StoreRestart",
     "When",
+    "check_hosts",
     "fault_from_dict",
     "fault_to_dict",
 ]
@@ -32,9 +47,16 @@ VERBS = ("enqueue", "claim", "sweep", "start", "heartbeat", "finish", "cancel", 
 """The calls that cross the network."""
 
 
-def _whole(name: str, value: object, lowest: int) -> None:
-    if type(value) is not int or value < lowest:
-        raise InvalidExperiment(f"{name}={value!r}: must be a whole number of at least {lowest}")
+def _seconds(duration_us: int) -> str:
+    return f"{duration_us / 1e6:g} s"
+
+
+def _whole(name: str, value: object, lowest: int | None, highest: int | None = None) -> None:
+    ok = type(value) is int and (lowest is None or value >= lowest) and (highest is None or value <= highest)
+    if not ok:
+        least = "" if lowest is None else f" of at least {lowest:,}"
+        most = "" if highest is None else f" and at most {highest:,}"
+        raise InvalidExperiment(f"{name}={value!r}: must be a whole number{least}{most}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +125,74 @@ class Pause:
         return f"{self.host} stands still for {self.for_us / 1e6:g} s {self.when}"
 
 
+# Clocks.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Lost:
+class ClockOffset:
+    """The host's wall clock is wrong from the start, by `by_us` (ahead when positive)."""
+
+    host: str
+    by_us: int
+
+    def __post_init__(self) -> None:
+        _whole("by_us", self.by_us, None)
+
+    def __str__(self) -> str:
+        return f"{self.host}'s wall clock is {_seconds(abs(self.by_us))} {'ahead' if self.by_us >= 0 else 'behind'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockDrift:
+    """Both of the host's clocks run fast by `ppm` parts per million from then on (slow when negative)."""
+
+    host: str
+    when: When
+    ppm: int
+
+    def __post_init__(self) -> None:
+        _whole("ppm", self.ppm, -500_000, 1_000_000)
+
+    def __str__(self) -> str:
+        return f"{self.host}'s clocks drift by {self.ppm:+,} ppm {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockStep:
+    """The host's wall clock is stepped by `by_us`, as NTP does; the monotonic clock is not."""
+
+    host: str
+    when: When
+    by_us: int
+
+    def __post_init__(self) -> None:
+        _whole("by_us", self.by_us, None)
+
+    def __str__(self) -> str:
+        return f"{self.host}'s wall clock is stepped by {self.by_us / 1e6:+g} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockWobble:
+    """The host's wall clock swings around the truth, up to `by_us` either way, once every `period_us`."""
+
+    host: str
+    by_us: int
+    period_us: int
+
+    def __post_init__(self) -> None:
+        _whole("by_us", self.by_us, 1)
+        _whole("period_us", self.period_us, 4)
+
+    def __str__(self) -> str:
+        return f"{self.host}'s wall clock swings by {_seconds(self.by_us)} every {_seconds(self.period_us)}"
+
+
+# The network.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
     host: str
     verb: str
     nth: int = 1
@@ -116,7 +204,7 @@ class _Lost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLost(_Lost):
+class RequestLost(_Call):
     """The host's n-th call of a verb is lost on its way there: nothing happens."""
 
     def __str__(self) -> str:
@@ -124,16 +212,217 @@ class RequestLost(_Lost):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyLost(_Lost):
+class ReplyLost(_Call):
     """The reply to the host's n-th call of a verb is lost: it happened, and the host cannot know."""
 
     def __str__(self) -> str:
         return f"the reply to {self.host}'s {self.verb} number {self.nth} is lost"
 
 
-Fault = Crash | Pause | RequestLost | ReplyLost
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delayed(_Call):
+    """The host's n-th call of a verb is held up in the network, on the way there or on the way back."""
 
-FAULTS: Mapping[str, type[Fault]] = {kind.__name__: kind for kind in (Crash, Pause, RequestLost, ReplyLost)}
+    request_us: int = 0
+    reply_us: int = 0
+
+    def __post_init__(self) -> None:
+        # Called by name: a slotted dataclass is made anew, so that super() would look in the wrong class.
+        _Call.__post_init__(self)
+        _whole("request_us", self.request_us, 0)
+        _whole("reply_us", self.reply_us, 0)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.host}'s {self.verb} number {self.nth} is held up by {_seconds(self.request_us)} going and "
+            f"{_seconds(self.reply_us)} coming"
+        )
+
+
+LOSSES = ("both", "requests", "replies")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """The network between the host and the store is cut: both ways, or for requests or replies only."""
+
+    host: str
+    when: When
+    for_us: int
+    lose: str = "both"
+
+    def __post_init__(self) -> None:
+        _whole("for_us", self.for_us, 1)
+        if self.lose not in LOSSES:
+            raise InvalidExperiment(f"lose={self.lose!r}: there are {', '.join(LOSSES)}")
+
+    def __str__(self) -> str:
+        what = "is cut off from the store" if self.lose == "both" else f"loses all {self.lose}"
+        return f"{self.host} {what} for {_seconds(self.for_us)} {self.when}"
+
+
+# The store.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowStore:
+    """Every call takes `extra_us` longer for a while."""
+
+    when: At
+    for_us: int
+    extra_us: int
+
+    def __post_init__(self) -> None:
+        _whole("for_us", self.for_us, 1)
+        _whole("extra_us", self.extra_us, 1)
+
+    def __str__(self) -> str:
+        return f"the store is {_seconds(self.extra_us)} slower for {_seconds(self.for_us)} {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRestart:
+    """The store goes down and comes back: committed rows stay, connections and open transactions do not."""
+
+    when: At
+    down_us: int
+
+    def __post_init__(self) -> None:
+        _whole("down_us", self.down_us, 1)
+
+    def __str__(self) -> str:
+        return f"the store is down for {_seconds(self.down_us)} {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreClockStep:
+    """The store's own clock is stepped, forwards or back."""
+
+    when: At
+    by_us: int
+
+    def __post_init__(self) -> None:
+        _whole("by_us", self.by_us, None)
+
+    def __str__(self) -> str:
+        return f"the store's clock is stepped by {self.by_us / 1e6:+g} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockHeld:
+    """An open transaction holds the row of a job (numbered from 0 in the order of enqueueing) for a while."""
+
+    when: At
+    for_us: int
+    job: int
+
+    def __post_init__(self) -> None:
+        _whole("for_us", self.for_us, 1)
+        _whole("job", self.job, 0)
+
+    def __str__(self) -> str:
+        return f"an open transaction locks job {self.job} for {_seconds(self.for_us)} {self.when}"
+
+
+# Handlers. Jobs are numbered from 0, as their payload says.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Handler:
+    job: int
+    attempts: int = 1
+
+    def __post_init__(self) -> None:
+        _whole("job", self.job, 0)
+        _whole("attempts", self.attempts, 1)
+
+    def _which(self) -> str:
+        return f"job {self.job}'s handler" + (
+            f" in its first {self.attempts} attempts" if self.attempts > 1 else ""
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerRaises(_Handler):
+    """The handler raises, in its first `attempts` attempts."""
+
+    def __str__(self) -> str:
+        return f"{self._which()} raises"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerOverruns(_Handler):
+    """The handler works for `by_us` longer than it should, awaiting properly."""
+
+    by_us: int = 1
+
+    def __post_init__(self) -> None:
+        _Handler.__post_init__(self)
+        _whole("by_us", self.by_us, 1)
+
+    def __str__(self) -> str:
+        return f"{self._which()} takes {_seconds(self.by_us)} longer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerBlocks(_Handler):
+    """The handler blocks its worker's loop for `for_us`: nothing else of that worker runs meanwhile."""
+
+    for_us: int = 1
+
+    def __post_init__(self) -> None:
+        _Handler.__post_init__(self)
+        _whole("for_us", self.for_us, 1)
+
+    def __str__(self) -> str:
+        return f"{self._which()} blocks its worker's loop for {_seconds(self.for_us)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerKills(_Handler):
+    """The handler kills its worker, which is started again after `restart_after_us`."""
+
+    restart_after_us: int = 5_000_000
+
+    def __post_init__(self) -> None:
+        _Handler.__post_init__(self)
+        _whole("restart_after_us", self.restart_after_us, 0)
+
+    def __str__(self) -> str:
+        return f"{self._which()} kills its worker"
+
+
+HostFault = Crash | Pause | ClockDrift | ClockStep | Partition
+"""The faults that strike one host at a moment."""
+
+CallFault = RequestLost | ReplyLost | Delayed
+StoreFault = SlowStore | StoreRestart | StoreClockStep | LockHeld
+HandlerFault = HandlerRaises | HandlerOverruns | HandlerBlocks | HandlerKills
+Fault = HostFault | ClockOffset | ClockWobble | CallFault | StoreFault | HandlerFault
+
+FAULTS: Mapping[str, type[Fault]] = {
+    kind.__name__: kind
+    for kind in (
+        Crash,
+        Pause,
+        ClockOffset,
+        ClockDrift,
+        ClockStep,
+        ClockWobble,
+        RequestLost,
+        ReplyLost,
+        Delayed,
+        Partition,
+        SlowStore,
+        StoreRestart,
+        StoreClockStep,
+        LockHeld,
+        HandlerRaises,
+        HandlerOverruns,
+        HandlerBlocks,
+        HandlerKills,
+    )
+}
 """Every kind of fault, by name."""
 
 _WHENS: Mapping[str, type[When]] = {kind.__name__: kind for kind in (At, Reached)}
@@ -143,7 +432,7 @@ def fault_to_dict(fault: Fault) -> dict[str, Any]:
     """Return a fault as a JSON-able dict: its fields, and its kind under ``fault``."""
     data = {"fault": type(fault).__name__, **asdict(fault)}
     if "when" in data:
-        when = fault.when  # type: ignore[union-attr]
+        when = fault.when  # type: ignore[union-attr]  # it has one: its dict says so
         data["when"] = {"when": type(when).__name__, **asdict(when)}
     return data
 
@@ -179,5 +468,6 @@ def _build(kinds: Mapping[str, type[Any]], tag: str, values: dict[str, Any]) -> 
 def check_hosts(faults: Sequence[Fault], hosts: Sequence[str]) -> None:
     """Refuse a plan that names a host which does not exist."""
     for fault in faults:
-        if fault.host not in hosts:
-            raise InvalidExperiment(f"{fault}: no host {fault.host!r}; there are {', '.join(hosts)}")
+        host = getattr(fault, "host", None)
+        if host is not None and host not in hosts:
+            raise InvalidExperiment(f"{fault}: no host {host!r}; there are {', '.join(hosts)}")

@@ -36,6 +36,7 @@ KINDS = {
     "cancelled": "the store answered a cancellation",
     "replayed": "the store made a dead letter PENDING again",
     "fired": "the timer handed a job to the pool",
+    "early": "the database said that the job is not due yet; it waits on",
     "executing": "a handler began",
     "executed": "a handler returned",
     "raised": "a handler raised",

@@ -70,13 +70,13 @@ class Host:
         wall_offset_us: int = 0,
         drift_ppm: int = 0,
     ) -> None:
-        if type(drift_ppm) is not int or not -500_000 <= drift_ppm <= _MILLION:
-            raise SimulationError(
-                f"host {name}: drift of {drift_ppm!r} ppm; an int from -500,000 to 1,000,000"
-            )
         self.name = name
         self.kernel = kernel
-        self.drift_ppm = drift_ppm
+        self.drift_ppm = _checked_ppm(name, drift_ppm)
+        # Where the present drift began, in virtual and in the host's own time.
+        self._drifting_from_us = 0
+        self._monotonic_then_us = 0
+        self._wobble: tuple[int, int] | None = None
         self._streams = streams
         self._wall_offset_us = wall_offset_us
         self._paused_until: simpy.Event | None = None
@@ -109,24 +109,48 @@ class Host:
 
     def monotonic_us(self) -> int:
         """Return the host's own monotonic clock: virtual time, run fast or slow by its drift."""
-        return self.kernel.now_us * (_MILLION + self.drift_ppm) // _MILLION
+        since_us = self.kernel.now_us - self._drifting_from_us
+        return self._monotonic_then_us + since_us * (_MILLION + self.drift_ppm) // _MILLION
 
     def virtual_delay_us(self, duration_us: int) -> int:
-        """How long the world waits while this host's clock counts `duration_us`; never too short."""
+        """Return how long the world waits while this host's clock counts `duration_us`; never too short."""
         if self.drift_ppm == 0:
             return duration_us
-        target_us = self.monotonic_us() + duration_us
+        target_us = self.monotonic_us() + duration_us - self._monotonic_then_us
         # The first instant at which the host's clock shows the target: an exact integer inverse.
-        instant_us = -(-target_us * _MILLION // (_MILLION + self.drift_ppm))
+        instant_us = self._drifting_from_us - (-target_us * _MILLION // (_MILLION + self.drift_ppm))
         return max(0, instant_us - self.kernel.now_us)
 
     def wall_us(self) -> int:
         """Return what this host believes the date to be, in microseconds since the Unix epoch."""
-        return EPOCH_US + self.monotonic_us() + self._wall_offset_us
+        return EPOCH_US + self.monotonic_us() + self._wall_offset_us + self._swing_us()
+
+    def _swing_us(self) -> int:
+        """Return how far a wobbling wall clock is from the truth now: a triangle wave."""
+        if self._wobble is None:
+            return 0
+        by_us, period_us = self._wobble
+        quarter = 4 * (self.kernel.now_us % period_us)
+        # Up to +by in the first quarter, down to -by by the third, back to 0 in the fourth.
+        if quarter <= period_us:
+            return by_us * quarter // period_us
+        if quarter <= 3 * period_us:
+            return by_us * (2 * period_us - quarter) // period_us
+        return by_us * (quarter - 4 * period_us) // period_us
 
     def step_wall(self, by_us: int) -> None:
         """Step the wall clock, as NTP does; the monotonic clock never steps."""
         self._wall_offset_us += by_us
+
+    def wobble_wall(self, by_us: int, period_us: int) -> None:
+        """Let the wall clock swing around the truth, up to `by_us` either way, once a period."""
+        self._wobble = (by_us, period_us)
+
+    def drift(self, ppm: int) -> None:
+        """Change the drift from now on. What sleeps already wakes by the drift it fell asleep with."""
+        self._monotonic_then_us = self.monotonic_us()
+        self._drifting_from_us = self.kernel.now_us
+        self.drift_ppm = _checked_ppm(self.name, ppm)
 
     def crash(self) -> None:
         """Lose power."""
@@ -149,4 +173,11 @@ class Host:
         """End a pause: everything that fell due meanwhile happens now, in the order it fell due."""
         if self._paused_until is not None:
             ended, self._paused_until = self._paused_until, None
-            ended.succeed()
+            # Before whatever else is due at this instant: what waited has waited longer.
+            self.kernel.happen_first(ended)
+
+
+def _checked_ppm(host: str, ppm: object) -> int:
+    if type(ppm) is not int or not -500_000 <= ppm <= _MILLION:
+        raise SimulationError(f"host {host}: drift of {ppm!r} ppm; an int from -500,000 to 1,000,000")
+    return ppm

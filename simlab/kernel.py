@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import simpy
-from simpy.events import NORMAL, EventPriority
+from simpy.events import NORMAL, URGENT, EventPriority
 
 from simlab.errors import ForeignAwait, SimulationError, SimulationStalled
 
@@ -71,6 +71,12 @@ class Kernel(simpy.Environment):
         timeout.callbacks.append(lambda _: act())
         return timeout
 
+    def happen_first(self, event: simpy.Event) -> None:
+        """Let an event succeed before everything else that is due at this instant."""
+        event._ok = True
+        event._value = None
+        self.schedule(event, URGENT)
+
     def cancel(self, event: simpy.Event) -> None:
         """Call off a scheduled event that only we wait for.
 
@@ -78,13 +84,24 @@ class Kernel(simpy.Environment):
         ones outnumber the rest the queue is rebuilt, so that a million short waits with long timeouts do not
         fill the memory.
         """
-        if event.callbacks:
+        # Counted even when nobody waits any more: SimPy itself lets go of what an interrupted process waits for.
+        if event.callbacks is not None:
             event.callbacks.clear()
             self._cancelled += 1
             if self._cancelled > _COMPACT_ABOVE and self._cancelled > len(self._queue) // 2:
-                self._queue[:] = [entry for entry in self._queue if entry[3].callbacks or not entry[3]._ok]
-                heapq.heapify(self._queue)
-                self._cancelled = 0
+                self._compact()
+
+    def _compact(self) -> None:
+        kept = []
+        for entry in self._queue:
+            if entry[3].callbacks or not entry[3]._ok:
+                kept.append(entry)
+            else:
+                # It is past, as far as anybody can tell: who waits for it later must not wait for ever.
+                entry[3].callbacks = None  # type: ignore[assignment]
+        self._queue[:] = kept
+        heapq.heapify(self._queue)
+        self._cancelled = 0
 
     def fail(self, error: BaseException) -> None:
         """End the run with an error, whatever the code that caused it makes of it."""

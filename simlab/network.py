@@ -9,6 +9,7 @@ store did, the same way whichever store it is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from simlab.recorder import Recorder
     from simlab.streams import Streams
 
-__all__ = ["Fate", "Latency", "Network", "NetworkStore"]
+__all__ = ["Conditions", "Fate", "Latency", "Network", "NetworkStore"]
 
 T = TypeVar("T")
 
@@ -68,6 +69,31 @@ class Fate:
     reply_delay_us: int = 0
 
 
+class Conditions:
+    """What the network and the store are like just now; a laboratory changes it as the story goes.
+
+    Attributes
+    ----------
+    extra_us
+        By how much every call takes longer.
+    down
+        Whether the store is down. Calls that arrive are refused.
+    connections
+        Rises whenever all connections are dropped: what was under way is lost then.
+    no_requests, no_replies
+        The hosts whose messages do not pass, and for how many reasons each.
+    """
+
+    __slots__ = ("connections", "down", "extra_us", "no_replies", "no_requests")
+
+    def __init__(self) -> None:
+        self.extra_us = 0
+        self.down = False
+        self.connections = 0
+        self.no_requests: Counter[str] = Counter()
+        self.no_replies: Counter[str] = Counter()
+
+
 class Network:
     """Carries calls from hosts to the database's host.
 
@@ -77,6 +103,8 @@ class Network:
         The host that serves the calls.
     decide
         Says what becomes of a call, given the caller's host and the verb; asked once a call, at its sending.
+    conditions
+        What the network and the store are like, looked at whenever a message is sent or arrives.
     """
 
     def __init__(
@@ -86,11 +114,13 @@ class Network:
         far: Host,
         latency: Latency,
         decide: Callable[[Host, str], Fate],
+        conditions: Conditions | None = None,
     ) -> None:
         self._streams = streams
         self._far = far
         self._latency = latency
         self._decide = decide
+        self.conditions = conditions if conditions is not None else Conditions()
         self._chances: dict[str, RandomStream] = {}
 
     def _chance(self, host: str) -> RandomStream:
@@ -116,22 +146,33 @@ class Network:
         fate = self._decide(life.host, verb)
         arrived = SimEvent(life)
         answer: list[T | StoreUnavailable] = []
+        conditions, name = self.conditions, life.host.name
+        connection = conditions.connections
+        request_passes = fate.request_arrives and not conditions.no_requests[name]
 
-        async def travel() -> None:
-            clock = self._far.clock
-            await clock.sleep_us(out_us + fate.request_delay_us)
-            if not fate.request_arrives:
-                return
+        async def served() -> T | StoreUnavailable:
+            if conditions.down or conditions.connections != connection:
+                return StoreUnavailable(f"{verb}: the connection was refused or lost")
             try:
-                reply: T | StoreUnavailable = await serve()
+                return await serve()
             except StoreUnavailable as error:
-                reply = error
+                return error
             except Exception as error:
                 # A mistake in the store or the laboratory, not an event of the story.
                 self._far.kernel.fail(error)
                 raise
+
+        async def travel() -> None:
+            clock = self._far.clock
+            await clock.sleep_us(out_us + conditions.extra_us + fate.request_delay_us)
+            if not request_passes:
+                return
+            reply = await served()
+            reply_passes = fate.reply_arrives and not conditions.no_replies[name]
             await clock.sleep_us(back_us + fate.reply_delay_us)
-            if fate.reply_arrives:
+            if reply_passes:
+                if conditions.connections != connection:
+                    reply = StoreUnavailable(f"{verb}: the connection was lost")
                 answer.append(reply)
                 arrived.set()
 

@@ -18,12 +18,16 @@ import psycopg
 
 from scheduler.jobs import Job, from_us, instant_to_us
 from scheduler.postgres import PostgresStore, Queries, apply_migrations
+from scheduler.store import Store
 from simlab.effects import Effect, EffectMode
+from simlab.locks import LockTable, RowLocks
 from simlab.world import Backend, DatabaseClock
 
 __all__ = ["PostgresEffects", "VirtualDatabase", "postgres_backend"]
 
 SCHEMA = "lab"
+
+LOCK_TIMEOUT_MS = 20
 
 _MAX_ROWS = 10_000_000
 
@@ -31,20 +35,37 @@ _MAX_ROWS = 10_000_000
 class VirtualDatabase:
     """Runs each statement on one connection, at the laboratory's time.
 
-    Nothing awaits here: a statement takes no virtual time, and the network in front of the store decides
-    what it costs to reach.
+    A statement takes no virtual time, and the network in front of the store decides what it costs to reach;
+    but one that must wait for a row lock waits in virtual time.
     """
 
-    def __init__(self, connection: psycopg.Connection[Any], now_us: Callable[[], int]) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], now_us: Callable[[], int], locks: LockTable
+    ) -> None:
         self._connection = connection
         self._now_us = now_us
+        self._locks = locks
+
+    async def pause_us(self, duration_us: int) -> None:
+        """Let virtual time pass between two statements."""
+        await self._locks.pause_us(duration_us)
 
     async def fetch(self, query: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        return self.fetch_now(query, parameters)
+        now_us = self._now_us()
+        deadline_us = self._locks.deadline_us()
+        while True:
+            try:
+                return self.fetch_now(query, parameters, now_us=now_us)
+            except psycopg.errors.LockNotAvailable:
+                # It would wait for somebody's row lock. Waiting here would stop the world: it is rolled back,
+                # and run again when the lock goes, with ``now()`` still the start of its transaction.
+                await self._locks.wait_for_release(deadline_us)
 
-    def fetch_now(self, query: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Run one statement as one transaction."""
-        now = from_us(self._now_us()).isoformat()
+    def fetch_now(
+        self, query: str, parameters: Mapping[str, Any], *, now_us: int | None = None
+    ) -> Sequence[tuple[Any, ...]]:
+        """Run one statement as one transaction, by default at the present moment."""
+        now = from_us(self._now_us() if now_us is None else now_us).isoformat()
         # One round trip: the setting and the statement travel together.
         with self._connection.pipeline():
             self._connection.execute("SELECT set_config('lab.now', %s, false)", [now])
@@ -92,12 +113,25 @@ class PostgresEffects:
 
 @dataclass(frozen=True, slots=True)
 class _PostgresBackend:
-    store: PostgresStore
+    store: Store
+    real: PostgresStore
     effects: PostgresEffects
-    database: VirtualDatabase
+    locks: LockTable
+    other: psycopg.Connection[Any]
+
+    def lock(self, job_ids: Sequence[UUID]) -> None:
+        self.other.execute("BEGIN")
+        self.other.execute(
+            "SELECT FROM scheduler_jobs WHERE job_id = ANY (%s) ORDER BY job_id FOR UPDATE", [list(job_ids)]
+        )
+        self.locks.lock(job_ids)
+
+    def unlock(self) -> None:
+        self.other.execute("ROLLBACK")
+        self.locks.unlock()
 
     def table(self) -> list[Job]:
-        rows = _run(self.store.list_jobs(limit=_MAX_ROWS))
+        rows = _run(self.real.list_jobs(limit=_MAX_ROWS))
         return sorted(rows, key=lambda job: job.job_id)
 
 
@@ -112,16 +146,27 @@ def _run(coroutine: Any) -> Any:
 
 @contextmanager
 def postgres_backend(
-    clock: DatabaseClock, *, dsn: str, rewrite: Callable[[Queries], Mapping[str, str]] | None = None
+    clock: DatabaseClock,
+    locks: LockTable,
+    *,
+    dsn: str,
+    store_class: type[PostgresStore] = PostgresStore,
+    rewrite: Callable[[Queries], Mapping[str, str]] | None = None,
+    wrap: Callable[[Store, RowLocks], Store] | None = None,
 ) -> Iterator[Backend]:
     """Open the laboratory's schema on a server, from nothing, and drop it again.
 
     Parameters
     ----------
+    store_class, wrap
+        A replaced store, and one to put in front of it.
     rewrite
         From production's statements to those that replace some of them, by the name of their file.
     """
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with (
+        psycopg.connect(dsn, autocommit=True) as connection,
+        psycopg.connect(dsn, autocommit=True) as other,
+    ):
         connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
         connection.execute(f"CREATE SCHEMA {SCHEMA}")
         try:
@@ -131,17 +176,22 @@ def postgres_backend(
             )
             connection.execute(f"SET search_path = {SCHEMA}, pg_catalog")
             connection.execute("SET TIME ZONE 'UTC'")
+            # Long enough for a server that is busy with other things, short enough for a story full of locks.
+            connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
+            other.execute(f"SET search_path = {SCHEMA}, pg_catalog")
             connection.execute(
                 "SELECT set_config('lab.now', %s, false)", [from_us(clock.now_us()).isoformat()]
             )
             _create_tables(connection)
-            database = VirtualDatabase(connection, clock.now_us)
+            database = VirtualDatabase(connection, clock.now_us, locks)
             queries = Queries.load()
             if rewrite is not None:
                 queries = replace(queries, **rewrite(queries))
-            store = PostgresStore(database, queries=queries)
-            yield _PostgresBackend(store, PostgresEffects(database), database)
+            real = store_class(database, queries=queries)
+            store = real if wrap is None else wrap(real, locks)
+            yield _PostgresBackend(store, real, PostgresEffects(database), locks, other)
         finally:
+            other.execute("ROLLBACK")
             connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
 
 

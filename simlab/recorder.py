@@ -48,6 +48,8 @@ class Recorder:
         self._db_us = db_us
         # What is known of each claim, so that later events can name the attempt.
         self._attempts: dict[tuple[UUID, int], int] = {}
+        # The jobs in the order of their enqueueing: how a plan of faults numbers them.
+        self.enqueued_jobs: list[UUID] = []
 
     def _note(
         self,
@@ -83,6 +85,8 @@ class Recorder:
             for job, done in zip(jobs, reply.jobs, strict=True):
                 due_us = job.run_at_us if job.run_at_us is not None else reply.now_us + (job.delay_us or 0)
                 detail = job.task if done.created else "already there"
+                if done.created:
+                    self.enqueued_jobs.append(done.job_id)
                 self._note("enqueued", life, reply.now_us, job=done.job_id, due_us=due_us, detail=detail)
 
         return record
@@ -122,14 +126,12 @@ class Recorder:
     def started(self, life: Incarnation, refs: Sequence[LeaseRef]) -> Callable[[StartReply], None]:
         def record(reply: StartReply) -> None:
             started = set(reply.started)
+            early = {one.job_id for one in reply.early}
             for ref in refs:
-                self._lease_event(
-                    "started" if ref.job_id in started else "rejected",
-                    life,
-                    reply.now_us,
-                    ref,
-                    detail="start",
-                )
+                if ref.job_id in started:
+                    self._lease_event("started", life, reply.now_us, ref)
+                elif ref.job_id not in early:
+                    self._lease_event("rejected", life, reply.now_us, ref, detail="start")
 
         return record
 

@@ -6,20 +6,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.policy import WorkerSettings
-from scheduler.postgres import Queries
+from scheduler.postgres import PostgresStore, Queries
+from scheduler.store import Store
 from scheduler.worker import Worker
 from simlab.checks import CHECKS
 from simlab.effects import EffectMode
 from simlab.errors import InvalidExperiment, UnknownScenario
 from simlab.faults import Fault
+from simlab.locks import RowLocks
 from simlab.network import Latency
 from simlab.store import ModelStore
 from simlab.world import World
 
-__all__ = ["Rewrite", "Scenario", "Sizes", "Variant"]
+__all__ = ["Rewrite", "Scenario", "Sizes", "Variant", "Wrap"]
 
 Rewrite = Callable[[Queries], Mapping[str, str]]
 """From production's statements to the ones that replace some of them."""
+
+Wrap = Callable[[Store, RowLocks], Store]
+"""From a store, and the row locks in front of which virtual time can pass, to a store."""
 
 Sizes = Mapping[str, int]
 """The numbers of a run that can be turned up, by name."""
@@ -35,16 +40,24 @@ class Variant:
         The mistake in one sentence.
     caught_by
         The checks that must say INVALID.
-    model_store, rewrite
-        The same replaced decision for both stores: a subclass of the model, and a function from production's
-        statements to the replaced ones, by the name of their file in ``scheduler/sql``.
+    model_store, postgres_store, rewrite
+        The same replaced decision for both stores: a subclass of the model; a subclass of the real one, or only
+        a function from production's statements to the replaced ones, by their file's name in ``scheduler/sql``.
+    wrap
+        A replaced decision that is the same in front of either store: from a store to a store.
+    worker_class
+        A worker with one of its parts replaced.
+    effect_mode
+        What the outside world checks.
     """
 
     name: str
     says: str
     caught_by: tuple[str, ...]
     model_store: type[ModelStore] = ModelStore
+    postgres_store: type[PostgresStore] = PostgresStore
     rewrite: Rewrite | None = None
+    wrap: Wrap | None = None
     worker_class: type[Worker] = Worker
     effect_mode: EffectMode = EffectMode.IDEMPOTENT
 
@@ -61,11 +74,15 @@ class Scenario:
         The names and default values of what can be turned up.
     faults
         The plan of faults for given sizes.
+    headline
+        Whether it is one of the stories to tell first.
     build
         Puts hosts, workers and load into a world.
     until_us, drain_us
         How long the story of given sizes runs, in virtual microseconds, and how long the workers then have
         to drain.
+    lateness_bound_us
+        How late a job may begin once the faults are over; None when the story promises nothing.
     """
 
     name: str
@@ -76,8 +93,10 @@ class Scenario:
     build: Callable[[World, Sizes, WorkerSettings], None]
     until_us: Callable[[Sizes], int]
     drain_us: int = 120_000_000
+    lateness_bound_us: int | None = None
     latency: Latency = field(default_factory=Latency)
     checks: tuple[str, ...] = tuple(CHECKS)
+    headline: bool = False
     variants: tuple[Variant, ...] = ()
 
     def variant(self, name: str | None) -> Variant | None:

@@ -24,6 +24,7 @@ from scheduler.store import (
     CancelResult,
     ClaimReply,
     ClaimRequest,
+    Early,
     Enqueued,
     EnqueueReply,
     Finished,
@@ -38,6 +39,7 @@ from scheduler.store import (
     SweepReply,
     Swept,
 )
+from simlab.locks import NoLocks, RowLocks
 
 __all__ = ["ModelStore", "Row", "as_jsonb"]
 
@@ -78,10 +80,13 @@ class ModelStore:
     ----------
     now_us
         The database's clock, in microseconds since the Unix epoch.
+    locks
+        The row locks of other open transactions; by default there are none.
     """
 
-    def __init__(self, now_us: Callable[[], int]) -> None:
+    def __init__(self, now_us: Callable[[], int], *, locks: RowLocks | None = None) -> None:
         self._now_us = now_us
+        self._locks = locks if locks is not None else NoLocks()
         self._rows: dict[UUID, Row] = {}
         self._by_key: dict[str, Row] = {}
         # The partial index on PENDING rows: entries that no longer match their row are skipped when met.
@@ -101,6 +106,9 @@ class ModelStore:
 
     def _may_renew(self, row: Row, ref: LeaseRef) -> bool:
         return self._holds(row, ref)
+
+    def _may_sweep(self, row: Row, now_us: int) -> bool:
+        return (row.lease_expires_at_us or 0) <= now_us and not self._locks.locked(row.job_id)
 
     def _may_finish(self, row: Row, outcome: Outcome) -> bool:
         wanted = JobState.CLAIMED if outcome.kind is OutcomeKind.RELEASED else JobState.RUNNING
@@ -163,7 +171,8 @@ class ModelStore:
             row = self._rows[entry[1]]
             if row.state is not JobState.PENDING or row.run_at_us != entry[0] or row.job_id in picked:
                 continue
-            if row.task in request.tasks and (row.expires_at_us is None or row.expires_at_us > now_us):
+            claimable = row.task in request.tasks and not _aged_out(row, now_us)
+            if claimable and not self._locks.locked(row.job_id):
                 picked[row.job_id] = row
             else:
                 passed_over[row.job_id] = entry
@@ -174,7 +183,7 @@ class ModelStore:
     async def sweep(self, *, limit: int) -> SweepReply:
         now_us = self._now_us()
         expired = sorted(
-            (row for row in self._leased.values() if (row.lease_expires_at_us or 0) <= now_us),
+            (row for row in self._leased.values() if self._may_sweep(row, now_us)),
             key=lambda row: (row.lease_expires_at_us, row.job_id),
         )[:limit]
         moved = [self._sweep_lease(row, now_us) for row in expired]
@@ -195,11 +204,17 @@ class ModelStore:
 
     def _pick_aged(self, now_us: int, limit: int) -> list[Row]:
         picked: dict[UUID, Row] = {}
+        passed_over = []
         while self._ageing and self._ageing[0][0] <= now_us and len(picked) < limit:
-            expires_at_us, job_id = heapq.heappop(self._ageing)
-            row = self._rows[job_id]
-            if row.state is JobState.PENDING and row.expires_at_us == expires_at_us:
-                picked[job_id] = row
+            entry = heapq.heappop(self._ageing)
+            row = self._rows[entry[1]]
+            if row.state is JobState.PENDING and row.expires_at_us == entry[0]:
+                if self._locks.locked(row.job_id):
+                    passed_over.append(entry)
+                else:
+                    picked[row.job_id] = row
+        for entry in passed_over:
+            heapq.heappush(self._ageing, entry)
         return list(picked.values())
 
     def _sweep_aged(self, row: Row, now_us: int) -> Swept:
@@ -210,13 +225,27 @@ class ModelStore:
 
     async def start(self, refs: Sequence[LeaseRef], /) -> StartReply:
         now_us = self._now_us()
-        started = []
+        await self._lock([ref.job_id for ref in refs if self._matches(ref)])
+        started, early = [], []
         for ref in refs:
             row = self._rows.get(ref.job_id)
-            if row is not None and self._may_start(row, ref, now_us):
+            if row is None or not self._may_start(row, ref, now_us):
+                continue
+            if row.run_at_us > now_us:
+                early.append(Early(ref.job_id, due_in_us=row.run_at_us - now_us))
+            else:
                 row.state = JobState.RUNNING
                 started.append(ref.job_id)
-        return StartReply(now_us, tuple(sorted(started)))
+        return StartReply(now_us, tuple(sorted(started)), tuple(sorted(early, key=lambda one: one.job_id)))
+
+    def _matches(self, ref: LeaseRef) -> bool:
+        """Say whether a statement that names this lease finds its row, and so waits for the row's lock."""
+        row = self._rows.get(ref.job_id)
+        return row is not None and self._holds(row, ref)
+
+    async def _lock(self, job_ids: Sequence[UUID]) -> None:
+        """Wait until no other transaction holds these rows; ``now()`` stays what it was before the wait."""
+        await self._locks.wait(job_ids)
 
     async def heartbeat(self, refs: Sequence[LeaseRef], /, *, lease_us: int) -> HeartbeatReply:
         now_us = self._now_us()
@@ -224,14 +253,18 @@ class ModelStore:
         for ref in refs:
             row = self._rows.get(ref.job_id)
             if row is not None and self._may_renew(row, ref):
-                row.lease_expires_at_us = now_us + lease_us
-                held.append(Renewed(ref.job_id, extended=True, cancel_requested=row.cancel_requested))
+                # A locked row is skipped, not waited for: the others must not expire for its sake.
+                extended = not self._locks.locked(row.job_id)
+                if extended:
+                    row.lease_expires_at_us = now_us + lease_us
+                held.append(Renewed(ref.job_id, extended, row.cancel_requested))
         return HeartbeatReply(now_us, tuple(sorted(held, key=lambda renewed: renewed.job_id)))
 
     async def finish(self, outcomes: Sequence[Outcome], /) -> FinishReply:
         now_us = self._now_us()
         if not outcomes:
             raise ValueError("finish needs at least one outcome")
+        await self._lock([outcome.ref.job_id for outcome in outcomes if self._matches(outcome.ref)])
         return FinishReply(now_us, tuple(self._finish_one(outcome, now_us) for outcome in outcomes))
 
     def _finish_one(self, outcome: Outcome, now_us: int) -> Finished:
@@ -264,9 +297,14 @@ class ModelStore:
         now_us = self._now_us()
         if not job_ids:
             raise ValueError("cancel needs at least one job")
+        await self._lock([job_id for job_id in job_ids if self._is_open(job_id)])
         return CancelReply(
             now_us, tuple(Cancelled(job_id, self._cancel_one(job_id, now_us)) for job_id in job_ids)
         )
+
+    def _is_open(self, job_id: UUID) -> bool:
+        row = self._rows.get(job_id)
+        return row is not None and row.state not in TERMINAL
 
     def _cancel_one(self, job_id: UUID, now_us: int) -> CancelResult:
         row = self._rows.get(job_id)
@@ -282,6 +320,7 @@ class ModelStore:
 
     async def replay(self, job_ids: Sequence[UUID], /) -> ReplayReply:
         now_us = self._now_us()
+        await self._lock([job_id for job_id in job_ids if job_id in self._rows])
         replayed = []
         for job_id in sorted(set(job_ids)):
             row = self._rows.get(job_id)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
 
 from scheduler.app import App, Client
 from scheduler.jobs import Job
@@ -23,7 +25,8 @@ from simlab.history import History
 from simlab.hosts import EPOCH_US, Host, Incarnation
 from simlab.injector import Injector
 from simlab.kernel import Kernel
-from simlab.network import Latency, Network, NetworkStore
+from simlab.locks import LockTable, RowLocks
+from simlab.network import Conditions, Latency, Network, NetworkStore
 from simlab.recorder import Recorder
 from simlab.store import ModelStore
 from simlab.streams import Streams
@@ -31,20 +34,25 @@ from simlab.streams import Streams
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Backend", "DatabaseClock", "World", "model_backend"]
+__all__ = ["Backend", "DatabaseClock", "OpenBackend", "World", "model_backend"]
 
 REQUEST_TIMEOUT_US = WorkerSettings().request_timeout_us
 
 
 class DatabaseClock:
-    """The database's clock: virtual time, as a date."""
+    """The database's clock: virtual time, as a date, and stepped when a fault says so."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self._stepped_us = 0
 
     def now_us(self) -> int:
         """Return microseconds since the Unix epoch."""
-        return EPOCH_US + self._kernel.now_us
+        return EPOCH_US + self._kernel.now_us + self._stepped_us
+
+    def step(self, by_us: int) -> None:
+        """Step the clock, forwards or back."""
+        self._stepped_us += by_us
 
 
 class Backend(Protocol):
@@ -59,21 +67,45 @@ class Backend(Protocol):
     def table(self) -> list[Job]:
         """Return every row of the jobs table, ordered by identity."""
 
+    def lock(self, job_ids: Sequence[UUID]) -> None:
+        """Let an open transaction of somebody else's take rows."""
+
+    def unlock(self) -> None:
+        """End that transaction."""
+
 
 @dataclass(frozen=True, slots=True)
 class _ModelBackend:
-    store: ModelStore
+    store: Store
+    model: ModelStore
     effects: ModelEffects
+    locks: LockTable
 
     def table(self) -> list[Job]:
-        return self.store.table()
+        return self.model.table()
+
+    def lock(self, job_ids: Sequence[UUID]) -> None:
+        self.locks.lock(job_ids)
+
+    def unlock(self) -> None:
+        self.locks.unlock()
 
 
 def model_backend(
-    clock: DatabaseClock, *, store_class: type[ModelStore] = ModelStore
+    clock: DatabaseClock,
+    locks: LockTable,
+    *,
+    store_class: type[ModelStore] = ModelStore,
+    wrap: Callable[[Store, RowLocks], Store] | None = None,
 ) -> AbstractContextManager[Backend]:
     """Return the in-memory backend."""
-    return nullcontext(_ModelBackend(store_class(clock.now_us), ModelEffects(clock.now_us)))
+    model = store_class(clock.now_us, locks=locks)
+    store = model if wrap is None else wrap(model, locks)
+    return nullcontext(_ModelBackend(store, model, ModelEffects(clock.now_us), locks))
+
+
+OpenBackend = Callable[[DatabaseClock, LockTable], AbstractContextManager[Backend]]
+"""Opens a backend, given the database's clock and the table of other transactions' row locks."""
 
 
 class World:
@@ -95,7 +127,7 @@ class World:
         self,
         *,
         seed: int,
-        open_backend: Callable[[DatabaseClock], AbstractContextManager[Backend]],
+        open_backend: OpenBackend,
         faults: Sequence[Fault] = (),
         latency: Latency | None = None,
         worker_class: type[Worker] = Worker,
@@ -115,13 +147,16 @@ class World:
         self._worker_class = worker_class
         self._effect_mode = effect_mode
         self._boots: dict[str, Callable[[Incarnation], None]] = {}
-        self._database_host = Host("database", kernel=self.kernel, streams=self.streams)
-        self._injector = Injector(self._faults, recorder=self.recorder, reboot=self._boot)
+        self.database_host = Host("database", kernel=self.kernel, streams=self.streams)
+        self.conditions = Conditions()
+        self._locks = LockTable(self.kernel, statement_timeout_us=REQUEST_TIMEOUT_US)
+        self._injector = Injector(self._faults, world=self)
         self._network = Network(
             streams=self.streams,
-            far=self._database_host,
+            far=self.database_host,
             latency=latency if latency is not None else Latency(),
             decide=self._injector.decide,
+            conditions=self.conditions,
         )
         self._backend: Backend | None = None
 
@@ -185,6 +220,19 @@ class World:
         rng = self.streams.stream(f"identities/{life.host.name}/{life.number}")
         return Client(app, self.store_for(life), rng=rng)
 
+    async def work(self, life: Incarnation, job: RunningJob, *, n: int, service_us: int) -> None:
+        """Be the handler of job number `n`: work for a while, change the world once, suffer the plan's faults.
+
+        The first half of the work comes before the change of the world and the second after it, so that a
+        handler can be stopped on either side of it.
+        """
+        await self._injector.handler(life, n=n, attempt=job.attempt)
+        first_us = service_us // 2
+        extra_us = self._injector.overrun_us(n=n, attempt=job.attempt)
+        await job.sleep(timedelta(microseconds=first_us + extra_us))
+        await self.effect(life, job)
+        await job.sleep(timedelta(microseconds=service_us - first_us))
+
     async def effect(self, life: Incarnation, job: RunningJob) -> None:
         """Change the outside world for a job, through the network."""
         backend, mode, host = self.backend, self._effect_mode, life.host.name
@@ -207,7 +255,7 @@ class World:
     @contextmanager
     def opened(self) -> Iterator[World]:
         """Open the store; on leaving, close it and dispose of every coroutine that is left."""
-        with self._open_backend(self.database_clock) as backend:
+        with self._open_backend(self.database_clock, self._locks) as backend:
             self._backend = backend
             try:
                 yield self
@@ -226,7 +274,9 @@ class World:
         check_hosts(self._faults, list(self.hosts))
         for host in self.hosts.values():
             self._injector.arm(host)
-            self._boot(host)
+        self._injector.arm_store()
+        for host in self.hosts.values():
+            self.boot(host)
         for part in range(1, 101):
             self.kernel.run_until(until_us * part // 100)
             if progress is not None:
@@ -235,19 +285,21 @@ class World:
             worker.stop()
         self.kernel.run_until(until_us + drain_us)
 
-    def _boot(self, host: Host) -> None:
+    def boot(self, host: Host) -> None:
+        """Start what runs on a host."""
         self._boots[host.name](host.life)
 
     def _bury(self) -> None:
         # What still runs will never run again. Closing a coroutine runs its `finally`; the hosts are made
         # dead first, so that whatever it says there is refused by the recorder.
-        hosts = [*self.hosts.values(), self._database_host]
+        hosts = [*self.hosts.values(), self.database_host]
         lives = [life for host in hosts for life in host.lives]
         for life in lives:
             life.alive = False
         for life in lives:
-            for task in list(life.tasks):
-                task.close()
+            # One at a time: a clean-up may spawn another, which never begins and is disposed of in its turn.
+            while life.tasks:
+                next(iter(life.tasks)).close()
 
     # The end.
 

@@ -1,19 +1,25 @@
-"""The scenarios, one file each. :data:`SCENARIOS` is the list of them, by name."""
+"""The scenarios, one file each: every module here with a ``SCENARIO`` is one. Headline stories come first."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from simlab.errors import UnknownScenario
-from simlab.scenario import Scenario, Sizes, Variant
-from simlab.scenarios import crash_after_execution
+from simlab.scenario import Scenario
 
-__all__ = ["SCENARIOS", "Scenario", "Sizes", "Variant", "find_scenario"]
+__all__ = ["SCENARIOS", "find_scenario"]
 
-SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
-    {module.SCENARIO.name: module.SCENARIO for module in (crash_after_execution,)}
-)
+
+def _all() -> list[Scenario]:
+    modules = (importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
+    found = [module.SCENARIO for module in modules if hasattr(module, "SCENARIO")]
+    return sorted(found, key=lambda scenario: (not scenario.headline, scenario.name))
+
+
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType({scenario.name: scenario for scenario in _all()})
 
 
 def find_scenario(name: str) -> Scenario:

@@ -8,21 +8,16 @@ and the guard on the outcome refuses what the sleeper still wants to write.
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from scheduler.app import App, JobRequest
+from scheduler.app import Client
 from scheduler.policy import WorkerSettings
-from scheduler.pool import RunningJob
 from simlab.faults import Crash, Fault, Pause, Reached
-from simlab.hosts import Incarnation
 from simlab.naive.no_idempotency import NO_IDEMPOTENCY
 from simlab.naive.unguarded_finish import UNGUARDED_FINISH
 from simlab.scenario import Scenario, Sizes
+from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
 from simlab.world import World
 
 __all__ = ["SCENARIO"]
-
-SECOND_US = 1_000_000
 
 
 def _faults(sizes: Sizes) -> tuple[Fault, ...]:
@@ -35,25 +30,18 @@ def _faults(sizes: Sizes) -> tuple[Fault, ...]:
 
 
 def _build(world: World, sizes: Sizes, settings: WorkerSettings) -> None:
-    def app_on(life: Incarnation) -> App:
-        app = App()
+    async def load(client: Client) -> None:
+        await client.enqueue_many(
+            jobs_due(
+                world,
+                sizes["n_jobs"],
+                due_us=(1 * SECOND_US, 20 * SECOND_US),
+                service_us=(200_000, 2 * SECOND_US),
+            )
+        )
 
-        @app.task(max_attempts=5)
-        async def charge(job: RunningJob, *, milliseconds: int) -> None:
-            await job.sleep(timedelta(milliseconds=milliseconds))
-            await world.effect(life, job)
-
-        return app
-
-    for number in range(1, sizes["n_workers"] + 1):
-        world.add_host(f"w{number}", lambda life: _start(world, life, app_on(life), settings))
-    world.add_host(
-        "client", lambda life: world.spawn(life, _load(world, life, app_on(life), sizes), "client")
-    )
-
-
-def _start(world: World, life: Incarnation, app: App, settings: WorkerSettings) -> None:
-    world.start_worker(life, app, settings)
+    add_workers(world, sizes["n_workers"], settings)
+    add_client(world, load)
 
 
 def _until_us(sizes: Sizes) -> int:
@@ -61,26 +49,15 @@ def _until_us(sizes: Sizes) -> int:
     return (240 + sizes["n_jobs"] // sizes["n_workers"]) * SECOND_US
 
 
-async def _load(world: World, life: Incarnation, app: App, sizes: Sizes) -> None:
-    arrivals = world.streams.stream("arrivals")
-    service = world.streams.stream("service")
-    await world.client(life, app).enqueue_many(
-        JobRequest(
-            task="charge",
-            payload={"milliseconds": service.randint(200, 2000)},
-            delay=timedelta(microseconds=arrivals.randint(1 * SECOND_US, 20 * SECOND_US)),
-        )
-        for _ in range(sizes["n_jobs"])
-    )
-
-
 SCENARIO = Scenario(
     name="crash-after-execution",
+    headline=True,
     teaches="why exactly-once is impossible, and what makes that harmless",
     sizes={"n_jobs": 8, "n_workers": 2},
     settings=WorkerSettings(concurrency=2, prefetch=2),
     faults=_faults,
     build=_build,
     until_us=_until_us,
+    lateness_bound_us=90 * SECOND_US,
     variants=(NO_IDEMPOTENCY, UNGUARDED_FINISH),
 )

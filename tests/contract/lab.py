@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 from uuid import UUID
+
+import psycopg
 
 from scheduler.jobs import Job, JobState, Lease, LeaseRef, NewJob
 from scheduler.store import (
@@ -26,9 +28,10 @@ from scheduler.store import (
     Store,
     SweepReply,
 )
+from simlab.kernel import Kernel
+from simlab.locks import LockTable
 from simlab.pgworld import postgres_backend
-from simlab.store import ModelStore
-from simlab.world import DatabaseClock
+from simlab.world import Backend, DatabaseClock, model_backend
 
 __all__ = ["BEGINNING_US", "LEASE_US", "LabStore", "ModelLabStore", "PostgresLabStore", "job_id"]
 
@@ -49,9 +52,15 @@ class LabStore(ABC):
     """A store whose database's clock stands still until the test moves it."""
 
     store: Store
+    backend: Backend
 
     def __init__(self) -> None:
         self.now_us = BEGINNING_US
+
+    def use(self, backend: Backend) -> None:
+        """Work on this store from now on."""
+        self.backend = backend
+        self.store = backend.store
 
     def advance_us(self, us: int) -> None:
         """Move the database's clock."""
@@ -136,6 +145,15 @@ class LabStore(ABC):
         assert job is not None
         return job
 
+    @contextmanager
+    def locked(self, *numbers: int) -> Iterator[None]:
+        """Have an open transaction of somebody else's hold rows."""
+        self.backend.lock([job_id(number) for number in numbers])
+        try:
+            yield
+        finally:
+            self.backend.unlock()
+
     # Ways to a state.
 
     def claimed(self, number: int = 1, *, owner: str = "w1", **fields: Any) -> LeaseRef:
@@ -179,7 +197,8 @@ class ModelLabStore(LabStore):
 
     def reset(self) -> None:
         self.now_us = BEGINNING_US
-        self.store = ModelStore(lambda: self.now_us)
+        with model_backend(_StandingClock(self), _locks()) as backend:  # nothing is closed at its end
+            self.use(backend)
 
 
 class PostgresLabStore(LabStore):
@@ -187,16 +206,12 @@ class PostgresLabStore(LabStore):
 
     def __init__(self, dsn: str, stack: ExitStack) -> None:
         super().__init__()
-        self._backend = stack.enter_context(postgres_backend(_StandingClock(self), dsn=dsn))
-        self.store = self._backend.store
+        self.use(stack.enter_context(postgres_backend(_StandingClock(self), _locks(), dsn=dsn)))
+        self._connection = stack.enter_context(psycopg.connect(dsn, autocommit=True))
 
     def reset(self) -> None:
         self.now_us = BEGINNING_US
-        self.run(
-            self._backend.database.fetch(
-                "WITH gone AS (DELETE FROM scheduler_jobs RETURNING job_id) SELECT count(*) FROM gone", {}
-            )
-        )
+        self._connection.execute("DELETE FROM lab.scheduler_jobs")
 
 
 class _StandingClock(DatabaseClock):
@@ -205,3 +220,7 @@ class _StandingClock(DatabaseClock):
 
     def now_us(self) -> int:
         return self._lab.now_us
+
+
+def _locks() -> LockTable:
+    return LockTable(Kernel(), statement_timeout_us=LEASE_US)

@@ -1029,6 +1029,44 @@ def test_stats_count_by_state(lab_store: LabStore) -> None:
     assert lab_store.stats() == Stats(BEGINNING_US + 10, counts, 5)
 
 
+# -------------------------------------------------------------------------------------- locked rows
+
+
+def test_a_claim_passes_over_locked_rows(lab_store: LabStore) -> None:
+    """A row that an open transaction holds is nobody's for now, and does not use up the limit."""
+    for number in (1, 2, 3):
+        lab_store.add(number)
+    with lab_store.locked(1):
+        assert [lease.ref.job_id for lease in lab_store.claim(limit=2).leases] == [job_id(2), job_id(3)]
+    assert lab_store.claim_one().ref.job_id == job_id(1)
+
+
+def test_a_sweep_passes_over_locked_rows(lab_store: LabStore) -> None:
+    """A locked row is swept once it is free; the others do not wait for it."""
+    lab_store.claimed(1)
+    lab_store.claimed(2)
+    lab_store.add(3, max_age_us=1, task="nobody's")
+    lab_store.advance_us(LEASE_US)
+    with lab_store.locked(1, 3):
+        assert [swept.job_id for swept in lab_store.sweep(limit=1).jobs] == [job_id(2)]
+    assert [swept.job_id for swept in lab_store.sweep().jobs] == [job_id(1), job_id(3)]
+
+
+def test_a_heartbeat_tells_of_locked_rows_that_are_still_held(lab_store: LabStore) -> None:
+    """One stuck row must not let all the others expire: it is reported as held and not extended."""
+    one, two = lab_store.running(1), lab_store.running(2)
+    before = lab_store.row(1)
+    lab_store.advance_us(5)
+    with lab_store.locked(1):
+        assert lab_store.heartbeat(one, two, replace(one, job_id=job_id(9))).held == (
+            Renewed(job_id(1), extended=False, cancel_requested=False),
+            Renewed(job_id(2), extended=True, cancel_requested=False),
+        )
+        assert lab_store.heartbeat(replace(one, token=7)).held == ()
+    assert lab_store.row(1) == before
+    assert lab_store.row(2).lease_expires_at_us == BEGINNING_US + 5 + LEASE_US
+
+
 # ------------------------------------------------------------------------------------ terminal states
 
 

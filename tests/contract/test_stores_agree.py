@@ -36,7 +36,7 @@ fields = st.fixed_dictionaries(
         "idempotency_key": st.sampled_from(["k", "l"]),
     },
 )
-times = st.one_of(
+times: st.SearchStrategy[dict[str, int]] = st.one_of(
     st.builds(dict, delay_us=small_us),
     st.builds(dict, run_at_us=st.integers(BEGINNING_US - 3, BEGINNING_US + 9)),
 )

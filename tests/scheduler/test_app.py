@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.app import (
@@ -191,7 +191,7 @@ def test_identities_come_from_the_stream(app: App) -> None:
         ({"a": "x\x00"}, "$.a", "holds a NUL character, which PostgreSQL refuses; remove it"),
         ({"a": {"\x00": 1}}, "$.a, the key '\\x00'", "holds a NUL character"),
         ({"a": ["\ud800"]}, "$.a[0]", "holds half of a surrogate pair, which is not Unicode text; remove it"),
-        ({"\udc00": 1}, "$, the key '\\udc00'", "half of a surrogate pair"),
+        ({"\udc00": 1}, "$, the key '\\udc00'", "holds half of a surrogate pair"),
         ({"a": math.nan}, "$.a", "nan is not a JSON number"),
         ({"a": [math.inf]}, "$.a[0]", "inf is not a JSON number"),
         ({"a": -math.inf}, "$.a", "-inf is not a JSON number"),
@@ -256,6 +256,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from(["a", "b", "\u00e9"]), json_values))
 def test_whatever_json_can_say_passes_unchanged(payload: dict[str, Any]) -> None:
     assert checked_payload("task", payload) == payload
@@ -266,7 +267,7 @@ def test_whatever_json_cannot_say_is_one_of_our_errors(value: object) -> None:
     try:
         checked_payload("task", {"a": value})
     except InvalidPayload as error:
-        assert error.where.startswith("$.a")
+        assert error.where.startswith("$.a")  # noqa: PT017 - either outcome is right
 
 
 # ------------------------------------------------------------------------------------------- client

@@ -6,12 +6,13 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
 
 from scheduler.clock import AsyncioClock, CancelledError
+from tests.waiting import until
 
 SHORT_US = 5_000
 
@@ -218,12 +219,6 @@ def test_a_call_nobody_waits_for_is_still_counted(clock: AsyncioClock) -> None:
         await until(lambda: clock.running_calls == 0)
 
     asyncio.run(story())
-
-
-async def until(true: Callable[[], bool], seconds: float = 10) -> None:
-    async with asyncio.timeout(seconds):
-        while not true():
-            await asyncio.sleep(0.001)
 
 
 def test_a_coroutine_is_spawned_under_its_name(clock: AsyncioClock) -> None:

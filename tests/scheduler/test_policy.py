@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.errors import InvalidSetting
-from scheduler.policy import Retry, WorkerSettings, backoff_us, jittered_us
+from scheduler.policy import MAX_PAUSE_US, Retry, WorkerSettings, backoff_us, jittered_us
 
 attempts = st.integers(1, 10**9)
 retries = st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)).map(
@@ -49,6 +49,10 @@ def test_a_huge_attempt_is_the_cap_and_costs_nothing(attempt: int) -> None:
     assert backoff_us(Retry(), attempt, Extreme(highest=True)) == Retry().cap_us
 
 
+def test_no_pause_at_all_stays_none() -> None:
+    assert backoff_us(Retry(base_us=0), 100, Extreme(highest=True)) == 0
+
+
 @given(retries, attempts, st.integers())
 def test_the_same_stream_gives_the_same_pause(retry: Retry, attempt: int, seed: int) -> None:
     assert backoff_us(retry, attempt, random.Random(seed)) == backoff_us(retry, attempt, random.Random(seed))
@@ -65,9 +69,14 @@ def test_jitter_shortens_by_a_tenth_at_most(interval_us: int, seed: int) -> None
     [
         ({"base_us": -1}, "base_us=-1: a pause cannot be negative"),
         ({"base_us": 2, "cap_us": 1}, "cap_us=1: must be at least base_us=2"),
+        ({"base_us": 0.5}, f"base_us=0.5: must be a whole number, at most {MAX_PAUSE_US:,} (100 years)"),
+        (
+            {"cap_us": 10**18},
+            f"cap_us={10**18}: must be a whole number, at most {MAX_PAUSE_US:,} (100 years)",
+        ),
     ],
 )
-def test_a_retry_rule_that_makes_no_sense_is_refused(fields: dict[str, int], message: str) -> None:
+def test_a_retry_rule_that_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         Retry(**fields)
     assert str(caught.value) == message
