@@ -218,7 +218,12 @@ class Pool:
         # A task of its own, so that taking the job away stops the handler and not the slot, and so that
         # what the handler leaves in context variables ends with it.
         job.task = self._clock.spawn(self._call(job, definition, run), f"{job.lease.task} {job.ref.job_id}")
-        await job.task.join()
+        try:
+            await job.task.join()
+        except CancelledError:
+            # The worker is over. Its handlers must not outlive the heartbeat that kept their leases.
+            job.task.cancel()
+            raise
         stray = job.task.error()
         job.task = None
         job.phase = Phase.FINISHING

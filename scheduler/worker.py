@@ -177,7 +177,9 @@ class Worker:
         await self._release()
         await self._until_empty(deadline_us)
         for job in self.held:
-            if job.phase is not Phase.FINISHING:
+            # A handler that has returned has finished, even if its slot has not looked yet.
+            returned = job.task is not None and job.task.done()
+            if job.phase is not Phase.FINISHING and not returned:
                 job.take_away(Abort.DRAIN)
         # Cancelled handlers still get their outcome written; a store that is away must not keep us for ever.
         await self._until_empty(self._clock.now_us() + 2 * self.settings.request_timeout_us)

@@ -94,7 +94,7 @@ def _leaves_row(event: Event) -> bool:
 
 
 def one_live_lease(evidence: Evidence) -> Problems:
-    """At most one live lease a job, by the database's time."""
+    """At most one live lease a job, by the database's time; and none is swept while it lives."""
     for job, events in evidence.by_job.items():
         until_us, holder, since = -1, "", -1
         for index, event in events:
@@ -108,6 +108,13 @@ def one_live_lease(evidence: Evidence) -> Problems:
                 until_us, holder, since = event.until_us, f"{event.host} (token {event.token})", index
             elif event.kind == "renewed":
                 until_us = event.until_us
+            elif event.kind == "swept" and event.db_us < until_us:
+                yield _Problem(
+                    f"{event.host} swept job {_name(job)} from {holder}, whose lease had "
+                    f"{(until_us - event.db_us) / 1e6:g} s to run",
+                    (since, index),
+                )
+                until_us = -1
             elif _leaves_row(event):
                 until_us = -1
 

@@ -275,6 +275,10 @@ class SimClock:
     def now_us(self) -> int:
         return self._life.host.monotonic_us()
 
+    def wall_us(self) -> int:
+        """Return what the host believes the date to be. No part of the port: the scheduler cannot ask."""
+        return self._life.host.wall_us()
+
     async def sleep_us(self, duration_us: int) -> None:
         delay_us = self._life.host.virtual_delay_us(checked_delay(duration_us))
         timeout = simpy.Timeout(self._kernel, delay_us)

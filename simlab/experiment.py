@@ -145,7 +145,7 @@ def _run(
         table,
         effects,
         settings=scenario.settings,
-        lateness_bound_us=scenario.lateness_bound_us,
+        lateness_bound_us=scenario.lateness_us(sizes),
     )
     checks = judge(evidence, scenario.checks)
     return Result(

@@ -91,6 +91,13 @@ class Reached:
 When = At | Reached
 
 
+def _moment(when: object, *kinds: type[When]) -> None:
+    # A moment that is none would never come, and the run would look healthy.
+    if not isinstance(when, kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise InvalidExperiment(f"when={when!r}: must be {names}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
     """Power loss of a host; it comes back after `restart_after_us`, or never when that is None."""
@@ -100,6 +107,7 @@ class Crash:
     restart_after_us: int | None = None
 
     def __post_init__(self) -> None:
+        _moment(self.when, At, Reached)
         if self.restart_after_us is not None:
             _whole("restart_after_us", self.restart_after_us, 0)
 
@@ -119,6 +127,7 @@ class Pause:
     for_us: int
 
     def __post_init__(self) -> None:
+        _moment(self.when, At, Reached)
         _whole("for_us", self.for_us, 1)
 
     def __str__(self) -> str:
@@ -151,6 +160,7 @@ class ClockDrift:
     ppm: int
 
     def __post_init__(self) -> None:
+        _moment(self.when, At, Reached)
         _whole("ppm", self.ppm, -500_000, 1_000_000)
 
     def __str__(self) -> str:
@@ -166,6 +176,7 @@ class ClockStep:
     by_us: int
 
     def __post_init__(self) -> None:
+        _moment(self.when, At, Reached)
         _whole("by_us", self.by_us, None)
 
     def __str__(self) -> str:
@@ -252,6 +263,7 @@ class Partition:
     lose: str = "both"
 
     def __post_init__(self) -> None:
+        _moment(self.when, At, Reached)
         _whole("for_us", self.for_us, 1)
         if self.lose not in LOSSES:
             raise InvalidExperiment(f"lose={self.lose!r}: there are {', '.join(LOSSES)}")
@@ -273,6 +285,7 @@ class SlowStore:
     extra_us: int
 
     def __post_init__(self) -> None:
+        _moment(self.when, At)
         _whole("for_us", self.for_us, 1)
         _whole("extra_us", self.extra_us, 1)
 
@@ -288,6 +301,7 @@ class StoreRestart:
     down_us: int
 
     def __post_init__(self) -> None:
+        _moment(self.when, At)
         _whole("down_us", self.down_us, 1)
 
     def __str__(self) -> str:
@@ -302,6 +316,7 @@ class StoreClockStep:
     by_us: int
 
     def __post_init__(self) -> None:
+        _moment(self.when, At)
         _whole("by_us", self.by_us, None)
 
     def __str__(self) -> str:
@@ -317,6 +332,7 @@ class LockHeld:
     job: int
 
     def __post_init__(self) -> None:
+        _moment(self.when, At)
         _whole("for_us", self.for_us, 1)
         _whole("job", self.job, 0)
 
@@ -454,7 +470,7 @@ def fault_from_dict(data: Mapping[str, Any]) -> Fault:
 
 def _build(kinds: Mapping[str, type[Any]], tag: str, values: dict[str, Any]) -> Any:
     name = values.pop(tag, None)
-    if name not in kinds:
+    if not isinstance(name, str) or name not in kinds:
         raise InvalidExperiment(f"unknown kind of {tag} {name!r}; there are {', '.join(kinds)}")
     known = {field.name for field in fields(kinds[name])}
     if strange := sorted(set(values) - known):

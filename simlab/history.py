@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import zipfile
+import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -44,6 +46,7 @@ KINDS = {
     "dropped": "a worker let go of a job without running it",
     "released": "a stopping worker gave a job back",
     "unavailable": "a worker's call of the store was not answered",
+    "stopping": "a worker was asked to stop, to drain and to end",
     "effect": "the outside world was changed",
     "duplicate": "the outside world refused a change it had already seen",
     "fault": "the laboratory did something to a host, the network or the store",
@@ -80,6 +83,18 @@ class Event:
 
 _COLUMNS = tuple(field.name for field in fields(Event))
 _INTERNED = ("host", "kind", "detail")
+
+# What reading a file that is anything at all can raise.
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class _Names:
@@ -185,7 +200,8 @@ class History:
             yield name.encode() + b"\x00"
             yield _little_endian(self._columns[name])
         for name in _INTERNED:
-            yield "\x00".join(self._names[name].names).encode() + b"\x01"
+            # As JSON, so that no text in a detail can be mistaken for the end of one name and the next's beginning.
+            yield json.dumps(self._names[name].names).encode() + b"\x01"
         for job in self._jobs.names:
             yield job.bytes
 
@@ -239,18 +255,30 @@ class History:
         """
         history = cls()
         try:
-            with np.load(path, allow_pickle=False) as data:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
                 names = json.loads(data["names"].tobytes())
                 for name in _COLUMNS:
                     history._columns[name] = array("q", data[name].astype(np.int64).tobytes())
-        except (OSError, ValueError, KeyError) as error:
+            for name in _INTERNED:
+                for text in names[name]:
+                    history._names[name].number(text)
+            for text in names["job"]:
+                history._jobs.number(UUID(text))
+            history._check_columns()
+        except _UNREADABLE as error:
             raise InvalidExperiment(f"{path} is not a saved history: {error}") from error
-        for name in _INTERNED:
-            for text in names[name]:
-                history._names[name].number(text)
-        for text in names["job"]:
-            history._jobs.number(UUID(text))
         return history
+
+    def _check_columns(self) -> None:
+        """Refuse columns of unequal length, and numbers of names that there are not."""
+        if len({len(column) for column in self._columns.values()}) != 1:
+            raise ValueError("its columns are not equally long")
+        known = {**self._names, "job": self._jobs}
+        for name, interned in known.items():
+            lowest = -1 if name == "job" else 0
+            column = self._columns[name]
+            if column and not lowest <= min(column) <= max(column) < len(interned.names):
+                raise ValueError(f"it names a {name} that it does not know")
 
 
 def short_names(jobs: Sequence[str]) -> list[str]:

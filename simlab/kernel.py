@@ -9,20 +9,24 @@ from __future__ import annotations
 import asyncio
 import heapq
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import simpy
 from simpy.events import NORMAL, URGENT, EventPriority
 
-from simlab.errors import ForeignAwait, SimulationError, SimulationStalled
+from simlab.errors import ForeignAwait, InvalidExperiment, SimulationError, SimulationStalled
 
-__all__ = ["MAX_STEPS_AT_ONE_INSTANT", "Kernel", "checked_delay"]
+__all__ = ["MAX_STEPS_AT_ONE_INSTANT", "MAX_TIES", "DecidedKernel", "Kernel", "checked_decisions", "checked_delay"]
 
 MAX_STEPS_AT_ONE_INSTANT = 5_000_000
 """So many steps without time advancing mean that something spins."""
 
+MAX_TIES = 16
+"""Among so many events of one instant, at most, a decision chooses; the rest wait for the next decision."""
+
 _COMPACT_ABOVE = 1024
+_BEFORE_ALL = -1
 
 
 def checked_delay(delay_us: object) -> int:
@@ -34,6 +38,16 @@ def checked_delay(delay_us: object) -> int:
     if delay_us < 0:
         raise SimulationError(f"a delay cannot be negative: {delay_us} us")
     return delay_us
+
+
+def checked_decisions(decisions: Sequence[object]) -> tuple[int, ...]:
+    """Return a stream of decisions if it is one."""
+    checked = []
+    for decision in decisions:
+        if type(decision) is not int or decision < 0:
+            raise InvalidExperiment(f"decision {decision!r}: must be a whole number of at least 0")
+        checked.append(decision)
+    return tuple(checked)
 
 
 class Kernel(simpy.Environment):
@@ -155,6 +169,62 @@ class Kernel(simpy.Environment):
             run()
         finally:
             asyncio._set_running_loop(outer)
+
+
+class DecidedKernel(Kernel):
+    """A kernel in which a stream of decisions orders what is due at the same instant.
+
+    Whenever more than one event is next, the stream's next number says which of them happens: 0 the one that
+    was scheduled first, 1 the one after it, and so on, around. When the stream is exhausted the order is that
+    of scheduling, as it is without one. What SimPy calls urgent (the first step of a process, an interruption)
+    is never reordered: that is not chance, but cause and effect.
+
+    Parameters
+    ----------
+    decisions
+        Whole numbers of at least 0; a stream of zeros changes nothing.
+    """
+
+    def __init__(
+        self, decisions: Sequence[int], *, max_steps_at_one_instant: int = MAX_STEPS_AT_ONE_INSTANT
+    ) -> None:
+        super().__init__(max_steps_at_one_instant=max_steps_at_one_instant)
+        self._decisions = checked_decisions(decisions)
+        self._decided = 0
+
+    @property
+    def decided(self) -> int:
+        """How many decisions have been taken."""
+        return self._decided
+
+    def step(self) -> None:
+        """Process the event that the stream chooses among those that are next."""
+        if self._decided < len(self._decisions):
+            self._decide()
+        super().step()
+
+    def _decide(self) -> None:
+        queue = self._queue
+        tied: list[Any] = []
+        while queue and len(tied) < MAX_TIES:
+            entry = queue[0]
+            if tied and (entry[0], entry[1]) != (tied[0][0], tied[0][1]):
+                break
+            if entry[1] != NORMAL and not tied:
+                return
+            heapq.heappop(queue)
+            if entry[3].callbacks or not entry[3]._ok:
+                tied.append(entry)
+            else:
+                entry[3].callbacks = None  # called off: see `cancel`
+                self._cancelled = max(0, self._cancelled - 1)
+        if len(tied) > 1:
+            chosen = self._decisions[self._decided] % len(tied)
+            self._decided += 1
+            at, priority, _, event = tied.pop(chosen)
+            tied.append((at, priority, _BEFORE_ALL, event))
+        for entry in tied:
+            heapq.heappush(queue, entry)
 
 
 class _NoLoop:

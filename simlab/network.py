@@ -53,7 +53,8 @@ class Latency:
     high_us: int = 1500
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low_us <= self.high_us:
+        whole = type(self.low_us) is int and type(self.high_us) is int
+        if not whole or not 0 <= self.low_us <= self.high_us:
             raise SimulationError(
                 f"latency from {self.low_us} to {self.high_us} us: must be 0 <= low <= high"
             )

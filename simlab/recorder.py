@@ -30,6 +30,8 @@ from simlab.hosts import Incarnation
 
 __all__ = ["Recorder"]
 
+_CONFLICT = "conflict: the key is another request's"
+
 
 class Recorder:
     """Writes a run's history.
@@ -84,7 +86,7 @@ class Recorder:
         def record(reply: EnqueueReply) -> None:
             for job, done in zip(jobs, reply.jobs, strict=True):
                 due_us = job.run_at_us if job.run_at_us is not None else reply.now_us + (job.delay_us or 0)
-                detail = job.task if done.created else "already there"
+                detail = job.task if done.created else "already there" if done.same else _CONFLICT
                 if done.created:
                     self.enqueued_jobs.append(done.job_id)
                 self._note("enqueued", life, reply.now_us, job=done.job_id, due_us=due_us, detail=detail)
@@ -236,6 +238,10 @@ class Recorder:
                 )
 
         return observe
+
+    def stopping(self, life: Incarnation) -> None:
+        """Record that the operator asked the worker of one life of a host to stop: no fault."""
+        self._note("stopping", life, self._db_us())
 
     def fault(self, life: Incarnation, detail: str) -> None:
         """Record an act of the laboratory."""

@@ -20,6 +20,7 @@ from simlab.errors import InvalidExperiment
 from simlab.faults import Fault, fault_from_dict, fault_to_dict
 from simlab.frames import attempts_frame, jobs_frame, lateness_frame
 from simlab.history import History
+from simlab.story import tell_job
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,23 +111,11 @@ class Result:
             if check.verdict is not Verdict.VALID
         ]
         broken = next((check for check in self.checks if check.verdict is Verdict.INVALID), None)
-        if broken is not None and broken.offending:
-            lines += ["", *self._events_of(self.history.event(broken.offending[0]).job, broken)]
+        job = self.history.event(broken.offending[0]).job if broken and broken.offending else None
+        if broken is not None and job is not None:
+            lines += ["", f"  job {str(job)[:8]} ('>' marks what {broken.name} found):"]
+            lines += [f"  {line}" for line in tell_job(self.history, job, marked=broken.offending)]
         return "\n".join(lines)
-
-    def _events_of(self, job: UUID | None, check: CheckResult) -> list[str]:
-        """Return the events of one job, one a line, marking those that a check names."""
-        lines = [f"  job {str(job)[:8]}, its events ('>' marks what {check.name} found):"]
-        for index, event in enumerate(self.history):
-            if event.job != job or event.kind in {"renewed", "fired"}:
-                continue
-            mark = ">" if index in check.offending else " "
-            token = f" token {event.token}" if event.token >= 0 else ""
-            detail = f" ({event.detail})" if event.detail else ""
-            lines.append(
-                f"  {mark} {event.time_us / 1e6:11.6f} s  {event.host:<9} {event.kind}{token}{detail}"
-            )
-        return lines
 
     def __repr__(self) -> str:
         variant = f", variant={self.variant!r}" if self.variant else ""

@@ -82,7 +82,8 @@ class Scenario:
         How long the story of given sizes runs, in virtual microseconds, and how long the workers then have
         to drain.
     lateness_bound_us
-        How late a job may begin once the faults are over; None when the story promises nothing.
+        How late a job may begin once the faults are over, or a function of the sizes that says so; None when the
+        story promises nothing.
     """
 
     name: str
@@ -93,11 +94,16 @@ class Scenario:
     build: Callable[[World, Sizes, WorkerSettings], None]
     until_us: Callable[[Sizes], int]
     drain_us: int = 120_000_000
-    lateness_bound_us: int | None = None
+    lateness_bound_us: int | Callable[[Sizes], int] | None = None
     latency: Latency = field(default_factory=Latency)
     checks: tuple[str, ...] = tuple(CHECKS)
     headline: bool = False
     variants: tuple[Variant, ...] = ()
+
+    def lateness_us(self, sizes: Sizes) -> int | None:
+        """Return how late a job may begin in a run of given sizes."""
+        bound = self.lateness_bound_us
+        return bound(sizes) if callable(bound) else bound
 
     def variant(self, name: str | None) -> Variant | None:
         """Return a variant by name; None for the real scheduler.

@@ -104,6 +104,9 @@ class ModelStore:
     def _may_start(self, row: Row, ref: LeaseRef, now_us: int) -> bool:
         return self._holds(row, ref) and (row.lease_expires_at_us or 0) > now_us
 
+    def _is_due(self, row: Row, now_us: int) -> bool:
+        return row.run_at_us <= now_us
+
     def _may_renew(self, row: Row, ref: LeaseRef) -> bool:
         return self._holds(row, ref)
 
@@ -126,7 +129,7 @@ class ModelStore:
         if earlier is None and job.idempotency_key is not None:
             earlier = self._by_key.get(job.idempotency_key)
         if earlier is not None:
-            same = earlier.task == job.task and earlier.payload == payload
+            same = earlier.task == job.task and _equal_json(earlier.payload, payload)
             return Enqueued(earlier.job_id, created=False, same=same)
         run_at_us = job.run_at_us if job.run_at_us is not None else now_us + (job.delay_us or 0)
         row = Row(
@@ -231,7 +234,7 @@ class ModelStore:
             row = self._rows.get(ref.job_id)
             if row is None or not self._may_start(row, ref, now_us):
                 continue
-            if row.run_at_us > now_us:
+            if not self._is_due(row, now_us):
                 early.append(Early(ref.job_id, due_in_us=row.run_at_us - now_us))
             else:
                 row.state = JobState.RUNNING
@@ -417,6 +420,17 @@ def as_jsonb(payload: Mapping[str, Any]) -> dict[str, Any]:
     """
     stored: dict[str, Any] = _stored(json.loads(json.dumps(dict(payload)), parse_float=_decimal))
     return stored
+
+
+def _equal_json(one: Any, other: Any) -> bool:
+    """Compare as JSONB does: 1 equals 1.0, and neither is true."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal_json(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal_json, one, other))
+    return bool(one == other)
 
 
 def _stored(value: Any) -> Any:

@@ -20,28 +20,34 @@ from uuid import UUID
 
 import pandas as pd
 
+from simlab.checks import Verdict
 from simlab.crosschecks import CrossCheck, crosscheck
 from simlab.doctor import diagnose
 from simlab.effects import EffectMode, ModelEffects
 from simlab.errors import InvalidExperiment, PostgresUnavailable
 from simlab.experiment import simulate
 from simlab.faults import Fault, Pause, Reached
-from simlab.history import KINDS
 from simlab.pgserver import throwaway_postgres
 from simlab.results import Result
+from simlab.story import tell_job
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from pandas.io.formats.style import Styler
+    from pandas.io.formats.style_render import CSSDict
 
 __all__ = [
     "NotRun",
+    "crosscheck_table",
     "crosscheck_variants",
     "database_view",
     "digest_elsewhere",
     "effects_by_ledger",
     "excerpt",
+    "failed_checks",
     "if_postgres",
     "job_story",
+    "left_aligned",
     "machine_table",
     "pause_run",
     "pause_sweep",
@@ -169,12 +175,17 @@ def renew_digests(path: str | Path) -> None:
 # ---------------------------------------------------------------------------------------------------- tables
 
 
+def failed_checks(result: Result) -> list[str]:
+    """Return the names of the checks that say INVALID."""
+    return [check.name for check in result.checks if check.verdict is Verdict.INVALID]
+
+
 def tally(runs: Mapping[str, Result]) -> pd.DataFrame:
     """Count what matters about runs, one row a run, to be read side by side.
 
     Columns: `verdict`, `jobs`, `executions` (handlers begun), `effects` (changes the outside world made),
-    `duplicates refused` (changes it refused), `stale writes refused` (writes the database refused, because the
-    lease named was no longer the row's), `failed checks`. The index is the run's label.
+    `duplicates refused` (changes it refused), `stale outcomes refused` (outcomes the database refused, because
+    the lease named was no longer the row's), `failed checks`. The index is the run's label.
     """
     rows = []
     for result in runs.values():
@@ -186,31 +197,24 @@ def tally(runs: Mapping[str, Result]) -> pd.DataFrame:
                 "executions": kinds.count("executing"),
                 "effects": len(result.effects),
                 "duplicates refused": kinds.count("duplicate"),
-                "stale writes refused": kinds.count("rejected"),
-                "failed checks": ", ".join(check.name for check in result.checks if check.says),
+                "stale outcomes refused": sum(
+                    event.kind == "rejected" and event.detail.startswith("finish") for event in result.history
+                ),
+                "failed checks": ", ".join(failed_checks(result)),
             }
         )
-    return pd.DataFrame(rows, index=pd.Index(list(runs), name="run"))
+    return pd.DataFrame(rows, index=list(runs))
 
 
-def job_story(result: Result, job_id: str) -> pd.DataFrame:
-    """Return the events of one job, each with what it says.
+def job_story(result: Result, job_id: str) -> str:
+    """Return what happened to one job, one event a line, and what happened to the hosts that held it."""
+    return "\n".join(tell_job(result.history, UUID(job_id)))
 
-    Columns: `time_s`, `host`, `event`, `token`, `meaning`, `detail`. Renewals of its lease are left out.
-    """
-    rows = [
-        {
-            "time_s": event.time_us / 1e6,
-            "host": event.host,
-            "event": event.kind,
-            "token": event.token if event.token >= 0 else "",
-            "meaning": KINDS[event.kind],
-            "detail": event.detail,
-        }
-        for event in result.history
-        if str(event.job) == job_id and event.kind not in {"renewed", "fired"}
-    ]
-    return pd.DataFrame(rows, columns=["time_s", "host", "event", "token", "meaning", "detail"])
+
+def left_aligned(frame: pd.DataFrame) -> Styler:
+    """Show a frame of words: aligned to the left, without its index."""
+    left: CSSDict = {"selector": "th, td", "props": [("text-align", "left")]}
+    return frame.style.hide(axis="index").set_table_styles([left])
 
 
 _SEEN_BY_THE_DATABASE = frozenset(
@@ -253,7 +257,7 @@ def pause_run(pause_s: float, *, seed: int, variant: str | None = None, **sizes:
 def pause_sweep(pauses_s: Iterable[float], *, seed: int, **sizes: Any) -> pd.DataFrame:
     """Run :func:`pause_run` for each length of the pause, with both kinds of handlers.
 
-    Columns: `pause_s`, `jobs`, `executions`, `effects_plain`, `effects_idempotent`, `stale_writes_refused`,
+    Columns: `pause_s`, `jobs`, `executions`, `effects_plain`, `effects_idempotent`, `stale_outcomes_refused`,
     `lease_s`.
     """
     rows = []
@@ -270,7 +274,7 @@ def pause_sweep(pauses_s: Iterable[float], *, seed: int, **sizes: Any) -> pd.Dat
                 "executions": counted.loc["idempotent", "executions"],
                 "effects_plain": counted.loc["plain", "effects"],
                 "effects_idempotent": counted.loc["idempotent", "effects"],
-                "stale_writes_refused": counted.loc["idempotent", "stale writes refused"],
+                "stale_outcomes_refused": counted.loc["idempotent", "stale outcomes refused"],
                 "lease_s": runs["idempotent"].lease_us / 1e6,
             }
         )
@@ -322,7 +326,9 @@ def slider(
     knob = ipywidgets.IntSlider(
         min=low, max=high, step=step, value=start, description=label, continuous_update=False
     )
-    return ipywidgets.interactive(function, **{next(iter(_parameters(function))): knob})
+    return ipywidgets.interactive(
+        function, {"auto_display": True}, **{next(iter(_parameters(function))): knob}
+    )
 
 
 def _parameters(function: Callable[..., object]) -> Iterator[str]:
@@ -382,9 +388,19 @@ def crosscheck_variants(
         ]
 
 
-def real_stories(check: CrossCheck) -> pd.DataFrame:
+def crosscheck_table(checks: Sequence[CrossCheck] | NotRun) -> pd.DataFrame | NotRun:
+    """Return one row a cross-check: what the model and PostgreSQL came to, and whether their digests agree."""
+    if isinstance(checks, NotRun):
+        return checks
+    rows = [check.row() for check in checks]
+    return pd.DataFrame(rows).drop(columns="scenario").fillna({"variant": "(the real scheduler)"})
+
+
+def real_stories(checks: Sequence[CrossCheck] | NotRun) -> pd.DataFrame | NotRun:
     """Return what real processes came to, one row a story."""
-    rows = [{**asdict(story), "state": story.state.value} for story in check.real]
+    if isinstance(checks, NotRun):
+        return checks
+    rows = [{**asdict(story), "state": story.state.value} for check in checks for story in check.real]
     return pd.DataFrame(rows).round({"seconds": 1})
 
 

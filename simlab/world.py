@@ -19,12 +19,13 @@ from scheduler.policy import WorkerSettings
 from scheduler.pool import RunningJob
 from scheduler.store import Store
 from scheduler.worker import Worker
+from simlab.clock import SimTask
 from simlab.effects import Effect, EffectMode, Effects, ModelEffects
 from simlab.faults import Fault, check_hosts
 from simlab.history import History
 from simlab.hosts import EPOCH_US, Host, Incarnation
 from simlab.injector import Injector
-from simlab.kernel import Kernel
+from simlab.kernel import DecidedKernel, Kernel
 from simlab.locks import LockTable, RowLocks
 from simlab.network import Conditions, Latency, Network, NetworkStore
 from simlab.recorder import Recorder
@@ -121,6 +122,8 @@ class World:
         The worker to run; a naive one in a naive variant.
     effect_mode
         What the outside world checks.
+    decisions
+        Orders what is due at the same instant; empty means in the order of scheduling.
     """
 
     def __init__(
@@ -129,11 +132,12 @@ class World:
         seed: int,
         open_backend: OpenBackend,
         faults: Sequence[Fault] = (),
+        decisions: Sequence[int] = (),
         latency: Latency | None = None,
         worker_class: type[Worker] = Worker,
         effect_mode: EffectMode = EffectMode.IDEMPOTENT,
     ) -> None:
-        self.kernel = Kernel()
+        self.kernel = DecidedKernel(decisions) if decisions else Kernel()
         self.streams = Streams(seed)
         self.history = History()
         self.database_clock = DatabaseClock(self.kernel)
@@ -146,6 +150,7 @@ class World:
         self._open_backend = open_backend
         self._worker_class = worker_class
         self._effect_mode = effect_mode
+        self._running: dict[Incarnation, tuple[Worker, SimTask]] = {}
         self._boots: dict[str, Callable[[Incarnation], None]] = {}
         self.database_host = Host("database", kernel=self.kernel, streams=self.streams)
         self.conditions = Conditions()
@@ -190,20 +195,53 @@ class World:
             observe=self.recorder.observer(life),
         )
         self.workers.append(worker)
-        self.spawn(life, worker.run(), f"{life.host.name} worker")
+        self._running[life] = worker, self.spawn(life, worker.run(), f"{life.host.name} worker")
         return worker
 
-    def spawn(self, life: Incarnation, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+    def stop_worker(self, name: str, *, at_us: int, replace_after_us: int | None = None) -> None:
+        """Ask the worker of a host to stop, at an instant of the story: an operator's act, not a fault.
+
+        Parameters
+        ----------
+        replace_after_us
+            How long after the end of its drain a new worker starts on the host, in a new incarnation, which is
+            how a deployment goes; by default none does.
+        """
+        self.kernel.after(at_us, lambda: self._stop(self.hosts[name], replace_after_us))
+
+    def _stop(self, host: Host, replace_after_us: int | None) -> None:
+        life = host.life
+        if not life.alive or life not in self._running:
+            return
+        worker, run = self._running[life]
+        self.recorder.stopping(life)
+        worker.stop()
+        if replace_after_us is not None and run.process.callbacks is not None:
+            after_us = replace_after_us
+            run.process.callbacks.append(
+                lambda _: self.kernel.after(after_us, lambda: self._renew(host, life))
+            )
+
+    def _renew(self, host: Host, life: Incarnation) -> None:
+        if life.alive:
+            # Its worker has ended, so that switching the machine off cuts nothing short.
+            host.crash()
+            host.restart()
+            self.boot(host)
+
+    def spawn(self, life: Incarnation, coroutine: Coroutine[Any, Any, None], name: str) -> SimTask:
         """Run a coroutine on a host; if it breaks, so does the run."""
 
-        async def watched() -> None:
-            try:
-                await coroutine
-            except Exception as error:
-                self.kernel.fail(error)
-                raise
+        task = life.host.clock.spawn(coroutine, name)
 
-        life.host.clock.spawn(watched(), name)
+        def ended(_: object) -> None:
+            error = task.error()
+            if isinstance(error, Exception):
+                self.kernel.fail(error)
+
+        assert task.process.callbacks is not None  # it has only just been made
+        task.process.callbacks.append(ended)
+        return task
 
     def store_for(self, life: Incarnation, *, timeout_us: int = REQUEST_TIMEOUT_US) -> NetworkStore:
         """Return the store as one life of a host sees it."""
@@ -263,13 +301,22 @@ class World:
                 self._bury()
                 self._backend = None
 
-    def run(self, *, until_us: int, drain_us: int, progress: Callable[[int], None] | None = None) -> None:
+    def run(
+        self,
+        *,
+        until_us: int,
+        drain_us: int,
+        progress: Callable[[int], None] | None = None,
+        settled: Callable[[World], bool] | None = None,
+    ) -> None:
         """Boot every host, run until an instant, then ask all workers to stop and give them time to drain.
 
         Parameters
         ----------
         progress
             Called with the virtual time in microseconds, about a hundred times.
+        settled
+            Asked as often; the drain begins as soon as it says that the story is over.
         """
         check_hosts(self._faults, list(self.hosts))
         for host in self.hosts.values():
@@ -281,9 +328,11 @@ class World:
             self.kernel.run_until(until_us * part // 100)
             if progress is not None:
                 progress(self.kernel.now_us)
+            if settled is not None and settled(self):
+                break
         for worker in self.workers:
             worker.stop()
-        self.kernel.run_until(until_us + drain_us)
+        self.kernel.run_until(self.kernel.now_us + drain_us)
 
     def boot(self, host: Host) -> None:
         """Start what runs on a host."""
