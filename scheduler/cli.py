@@ -1,45 +1,32 @@
 """The command line: every verb an operator needs, and the worker as a process.
 
-Owns what only a process has: arguments, the environment, signals, exit codes, and where text goes. Results go
-to stdout and nothing else does; logs and errors go to stderr. A user's mistake is one line, never a traceback.
-
-It decides nothing about jobs: each command is one call of the store or of a :class:`~scheduler.app.Client`.
+Owns the commands and their options. It decides nothing about jobs: each command is one call of the store or of a :class:`~scheduler.app.Client`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib
-import json
-import logging
 import os
 import random
-import re
-import signal
-import sys
-import traceback
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from datetime import datetime, timedelta
-from decimal import Decimal
-from pathlib import Path
-from types import FrameType, ModuleType
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 import typer
 
-from scheduler.app import MAX_HORIZON, App, Client
-from scheduler.clock import AsyncioClock
-from scheduler.errors import InvalidPayload, InvalidSetting, SchedulerError, UsageError
-from scheduler.failpoints import Failpoint, from_environment
-from scheduler.jobs import Job, JobState, from_us, to_us
-from scheduler.policy import SECOND_US, WorkerSettings
+from scheduler.app import Client
+from scheduler.arguments import load_app, parse_duration_us, parse_instant, parse_payload, worker_settings
+from scheduler.console import print_json, print_table, run_command_line
+from scheduler.errors import SchedulerError, UsageError
+from scheduler.failpoints import from_environment
+from scheduler.jobs import Job, JobState, from_us
+from scheduler.policy import SECOND_US
 from scheduler.postgres import MIGRATIONS, PostgresStore, migrate, open_postgres
+from scheduler.process import log_to_stderr, run_worker_process
 from scheduler.store import CancelResult
-from scheduler.worker import Worker
 
-__all__ = ["load_app", "main", "parse_duration_us"]
+__all__ = ["main"]
 
 MAX_LISTED = 10_000
 """The most jobs that ``scheduler jobs`` prints."""
@@ -47,12 +34,7 @@ MAX_LISTED = 10_000
 MAX_SLOTS = 1000
 """The most slots of one worker process; beyond that, more processes do better."""
 
-STRAGGLERS_S = 1.0
-"""How long a drained worker waits for what still runs in its process before it leaves without it."""
-
 T = TypeVar("T")
-
-logger = logging.getLogger("scheduler.cli")
 
 cli = typer.Typer(
     name="scheduler",
@@ -93,7 +75,7 @@ def migrate_command(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """Create the tables, or bring them up to this version. Safe to repeat, and at any time."""
     applied = migrate(_dsn(dsn))
     if as_json:
-        _print_json({"applied": applied, "version": MIGRATIONS[-1]})
+        print_json({"applied": applied, "version": MIGRATIONS[-1]})
     elif applied:
         print(f"applied {', '.join(f'{number:04d}' for number in applied)}; now at {MIGRATIONS[-1]:04d}")
     else:
@@ -136,7 +118,7 @@ def enqueue_command(
 
     job_id = _with_store(_dsn(dsn), act)
     if as_json:
-        _print_json({"job_id": str(job_id)})
+        print_json({"job_id": str(job_id)})
     else:
         print(job_id)
 
@@ -208,18 +190,13 @@ def worker_command(
         drain=drain,
     )
     failpoint = from_environment(os.environ)
-    _log_to_stderr(log_level)
+    log_to_stderr(log_level)
     registry = load_app(app)
     if not registry.tasks:
         raise UsageError(
             "the App has no tasks, so there is nothing to run; import the modules that register them"
         )
-    database = _dsn(dsn)
-
-    def build(store: PostgresStore, clock: AsyncioClock) -> Worker:
-        return _worker(registry, store, clock, name=name, settings=settings, failpoint=failpoint)
-
-    asyncio.run(_work(database, build, settings))
+    asyncio.run(run_worker_process(registry, _dsn(dsn), name=name, settings=settings, failpoint=failpoint))
 
 
 @cli.command("jobs")
@@ -244,9 +221,9 @@ def jobs_command(
 
     found = _with_store(_dsn(dsn), act)
     if as_json:
-        _print_json([_job_as_json(job) for job in found])
+        print_json([_job_as_json(job) for job in found])
     else:
-        _print_table(
+        print_table(
             ("JOB", "TASK", "STATE", "ATTEMPT", "RUN AT (UTC)", "LAST ERROR"),
             [
                 (
@@ -270,9 +247,9 @@ def cancel_command(ids: IdsArgument, dsn: DsnOption = None, as_json: JsonOption 
     """
     reply = _with_store(_dsn(dsn), lambda store: store.cancel(ids))
     if as_json:
-        _print_json([{"job_id": str(done.job_id), "result": done.result.value} for done in reply.results])
+        print_json([{"job_id": str(done.job_id), "result": done.result.value} for done in reply.results])
     else:
-        _print_table(("JOB", "RESULT"), [(str(done.job_id), done.result.value) for done in reply.results])
+        print_table(("JOB", "RESULT"), [(str(done.job_id), done.result.value) for done in reply.results])
     missed = {CancelResult.TOO_LATE, CancelResult.UNKNOWN}
     raise typer.Exit(1 if any(done.result in missed for done in reply.results) else 0)
 
@@ -286,10 +263,10 @@ def replay_command(ids: IdsArgument, dsn: DsnOption = None, as_json: JsonOption 
     reply = _with_store(_dsn(dsn), lambda store: store.replay(ids))
     replayed = set(reply.replayed)
     if as_json:
-        _print_json([{"job_id": str(job_id), "replayed": job_id in replayed} for job_id in ids])
+        print_json([{"job_id": str(job_id), "replayed": job_id in replayed} for job_id in ids])
     else:
         words = {True: "replayed", False: "not failed"}
-        _print_table(("JOB", "RESULT"), [(str(job_id), words[job_id in replayed]) for job_id in ids])
+        print_table(("JOB", "RESULT"), [(str(job_id), words[job_id in replayed]) for job_id in ids])
     raise typer.Exit(0 if replayed.issuperset(ids) else 1)
 
 
@@ -300,258 +277,11 @@ def stats_command(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     oldest_due_s = stats.oldest_due_us / SECOND_US
     if as_json:
         counts = {state.value: count for state, count in stats.counts.items()}
-        _print_json({"counts": counts, "oldest_due_s": oldest_due_s})
+        print_json({"counts": counts, "oldest_due_s": oldest_due_s})
     else:
         rows = [(state.value, f"{count:,}") for state, count in stats.counts.items()]
-        _print_table(("STATE", "JOBS"), rows)
+        print_table(("STATE", "JOBS"), rows)
         print(f"oldest due job waiting: {oldest_due_s:.3f} s" if stats.oldest_due_us else "no job is overdue")
-
-
-# --------------------------------------------------------------------------------- the worker process
-
-
-def _worker(
-    app: App,
-    store: PostgresStore,
-    clock: AsyncioClock,
-    *,
-    name: str,
-    settings: WorkerSettings,
-    failpoint: Failpoint | None,
-) -> Worker:
-    worker = Worker(app, store=store, clock=clock, name=name, settings=settings, failpoint=failpoint)
-    logger.info("%s runs %s in %d slots", worker.owner, ", ".join(app.tasks), settings.concurrency)
-    return worker
-
-
-async def _work(
-    dsn: str, build: Callable[[PostgresStore, AsyncioClock], Worker], settings: WorkerSettings
-) -> None:
-    clock = AsyncioClock(threads=max(32, settings.concurrency))
-    error: Exception | None = None
-    try:
-        async with open_postgres(dsn, connections=5, timeout_us=settings.request_timeout_us) as store:
-            worker = build(store, clock)
-            _drain_on_signals(worker)
-            await worker.run()
-            logger.info("%s has drained", worker.owner)
-    except Exception as caught:  # noqa: BLE001 - raised again below, unless the process must be left at once
-        error = caught
-    if stragglers := await _stragglers(clock):
-        logger.warning("leaving without %s", ", ".join(stragglers))
-        code = 0 if error is None else _report(error)
-        # Python would wait for these threads and tasks for ever. They are handlers that the drain has
-        # interrupted already and that are due for a retry elsewhere, so ending them is what keeps the promise of
-        # one run at a time. Daemon threads are no way out: they can abort an interpreter that shuts down.
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(code)
-    clock.close()
-    if error is not None:
-        raise error
-
-
-async def _stragglers(clock: AsyncioClock) -> list[str]:
-    """Cancel and wait a little for what still runs; return what does not stop, in words."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        _, tasks = await asyncio.wait(tasks, timeout=STRAGGLERS_S)
-    words = [f"task {task.get_name()}, which ignores its cancellation" for task in tasks]
-    if clock.running_calls:
-        words.append(f"plain handlers still running in threads: {clock.running_calls}")
-    return words
-
-
-def _drain_on_signals(worker: Worker) -> None:
-    """Drain at the first SIGTERM or SIGINT, leave at the second.
-
-    Plain signal handlers and not the loop's, so that the second is heard even when a handler blocks the loop.
-    """
-    loop = asyncio.get_running_loop()
-    asked = False
-
-    def hear(number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            os.write(2, b"leaving at once: what still ran is retried when its lease has expired\n")
-            os._exit(128 + number)
-        asked = True
-        os.write(2, f"{signal.Signals(number).name}: draining; once more to leave at once\n".encode())
-        loop.call_soon_threadsafe(worker.stop)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, hear)
-
-
-def _log_to_stderr(level: str) -> None:
-    levels = ("DEBUG", "INFO", "WARNING", "ERROR")
-    if level.upper() not in levels:
-        raise InvalidSetting("--log-level", level, f"must be one of {', '.join(levels)}")
-    logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(message)s"
-    )
-
-
-# ------------------------------------------------------------------------------------ reading arguments
-
-_UNITS_US = {
-    "us": 1,
-    "ms": 1_000,
-    "s": SECOND_US,
-    "m": 60 * SECOND_US,
-    "h": 3600 * SECOND_US,
-    "d": 86_400 * SECOND_US,
-}
-_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d)")
-
-
-def parse_duration_us(name: str, text: str) -> int:
-    """Read a duration such as ``90s``, ``2.5s``, ``1h30m`` or ``2d``; returns microseconds, exactly.
-
-    Raises
-    ------
-    InvalidSetting
-        If it does not read so, is finer than a microsecond, or is longer than `MAX_HORIZON`.
-    """
-    parts = _DURATION_PART.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise InvalidSetting(
-            name, text, "is not a duration; write 90s, 5m, 1h30m or 2d (units us ms s m h d)"
-        )
-    total = sum((Decimal(number) * _UNITS_US[unit] for number, unit in parts), Decimal(0))
-    if total > to_us(MAX_HORIZON):
-        raise InvalidSetting(name, text, f"is too long; at most {MAX_HORIZON.days}d")
-    if total != int(total):
-        raise InvalidSetting(
-            name, text, "is finer than a microsecond, which is as fine as PostgreSQL keeps time"
-        )
-    return int(total)
-
-
-def parse_instant(name: str, text: str) -> datetime:
-    """Read an instant in ISO 8601, with its time zone."""
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidSetting(
-            name, text, "is not a date and time; write it in ISO 8601, such as 2030-01-31T09:00+01:00"
-        ) from None
-    if instant.utcoffset() is None:
-        raise InvalidSetting(name, text, "has no time zone, so it names no instant; end it with Z or +01:00")
-    return instant
-
-
-def parse_payload(task: str, text: str) -> Any:
-    """Read a payload; what it may hold is checked by the App.
-
-    Raises
-    ------
-    InvalidPayload
-        Saying at which line and column the JSON breaks.
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno} column {error.colno}"
-        raise InvalidPayload(
-            task, where, f"not JSON: {error.msg}; write it as '{{\"user_id\": 7}}'"
-        ) from None
-    except RecursionError:
-        raise InvalidPayload(task, "$", "nested too deep to read") from None
-    except ValueError as error:
-        raise InvalidPayload(task, "$", str(error).partition(";")[0]) from None
-
-
-def worker_settings(
-    *,
-    concurrency: int,
-    prefetch: int,
-    lease: str,
-    heartbeat: str | None,
-    request_timeout: str | None,
-    lookahead: str | None,
-    poll: str | None,
-    sweep: str | None,
-    drain: str,
-) -> WorkerSettings:
-    """Read the worker's durations; one that is not given follows from those that are, by the defaults' ratio."""
-    given = WorkerSettings()
-
-    def read(name: str, text: str | None, otherwise_us: int) -> int:
-        return max(1, otherwise_us) if text is None else parse_duration_us(name, text)
-
-    lease_us = parse_duration_us("--lease", lease)
-    poll_us = read("--poll", poll, given.poll_interval_us)
-    lookahead_us = read("--lookahead", lookahead, max(given.lookahead_us, 6 * poll_us))
-    if poll is None and lookahead_us:
-        poll_us = max(1, min(poll_us, lookahead_us // 6))
-    return WorkerSettings(
-        concurrency=concurrency,
-        prefetch=prefetch,
-        lookahead_us=lookahead_us,
-        poll_interval_us=poll_us,
-        lease_us=lease_us,
-        heartbeat_interval_us=read("--heartbeat", heartbeat, lease_us // 4),
-        request_timeout_us=read(
-            "--request-timeout", request_timeout, min(given.request_timeout_us, lease_us // 24)
-        ),
-        sweep_interval_us=read("--sweep", sweep, min(given.sweep_interval_us, lease_us // 12)),
-        drain_timeout_us=parse_duration_us("--drain", drain),
-    )
-
-
-def load_app(spec: str | None) -> App:
-    """Import the App that ``module:name`` names; the current directory is searched first.
-
-    Raises
-    ------
-    UsageError
-        If there is none: no such module, an error inside it, no such name, or not an App.
-    """
-    if not spec:
-        raise UsageError("no application named; give --app module:app or set SCHEDULER_APP")
-    module_name, colon, name = spec.partition(":")
-    if not (module_name and colon and name):
-        raise InvalidSetting("--app", spec, "write it as module:app, such as shop.jobs:app")
-    module = _import(spec, module_name)
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, App):
-        return found
-    apps = sorted(key for key, value in vars(module).items() if isinstance(value, App))
-    hint = f"it has {', '.join(apps)}" if apps else "it has no App; write `app = App()` there"
-    what = "has no such name" if found is None else f"holds a {type(found).__name__} there, not an App"
-    raise InvalidSetting("--app", spec, f"module {module_name!r} {what}; {hint}")
-
-
-def _import(spec: str, name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        # Whatever a module prints while it is imported is not this command's result.
-        with contextlib.redirect_stdout(sys.stderr):
-            return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            why = f"there is no module {error.name!r} in {here} or on the Python path"
-        else:
-            message = " ".join(str(error).split())
-            why = f"importing {name!r} failed: {type(error).__name__}: {message} ({_place(error)})"
-        raise InvalidSetting("--app", spec, why) from None
-
-
-def _place(error: BaseException) -> str:
-    """Say where in somebody else's module an error arose."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename} line {error.lineno}"
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename
-    ]
-    return f"{frames[-1].filename} line {frames[-1].lineno}"
 
 
 def _dsn(text: str | None) -> str:
@@ -562,31 +292,12 @@ def _dsn(text: str | None) -> str:
     return text
 
 
-# ---------------------------------------------------------------------------------------- printing
-
-
 def _with_store(dsn: str, act: Callable[[PostgresStore], Coroutine[Any, Any, T]]) -> T:
     async def run() -> T:
         async with open_postgres(dsn, connections=1) as store:
             return await act(store)
 
     return asyncio.run(run())
-
-
-def _print_json(result: object) -> None:
-    print(json.dumps(result, indent=2))
-
-
-def _print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = [header, *([_printable(cell) for cell in row] for row in rows)]
-    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
-    for row in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _printable(text: str) -> str:
-    """Return text as one line without control characters: what a job says must not steer the terminal."""
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _asked_to_stop(job: Job) -> bool:
@@ -617,40 +328,10 @@ def _job_as_json(job: Job) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------- the entry
-
-
-def _report(error: Exception) -> int:
-    """Tell an error on stderr and return the exit code: one line for a user's, a traceback for one of ours."""
-    told = getattr(error, "format_message", None)  # an error of the command line parser
-    if isinstance(error, SchedulerError):
-        message, code = str(error), error.exit_code
-    elif told is not None:
-        message, code = f"{told()} See `scheduler --help`.", 2
-    else:
-        traceback.print_exception(error)
-        return 1
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    return code
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
     0 it worked; 1 it worked for some jobs only; 2 a mistake in the call; 3 the database cannot be reached or has
     not been migrated; 130 interrupted.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        # The parser returns a code after --help, and a command's own None otherwise.
-        code = cli(words or ["--help"], prog_name="scheduler", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has gone, as `head` does. Python would complain once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except (KeyboardInterrupt, typer.Abort):
-        return 128 + signal.SIGINT
-    except Exception as error:  # noqa: BLE001 - told in one line, or as the bug that it is
-        return _report(error)
-    return code if isinstance(code, int) else 0
+    return run_command_line(cli, arguments, program="scheduler", own=(SchedulerError,))

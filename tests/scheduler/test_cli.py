@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scheduler
-from scheduler.cli import load_app, main, parse_duration_us, parse_instant, worker_settings
+from scheduler.arguments import load_app, parse_duration_us, parse_instant, worker_settings
+from scheduler.cli import main
 from scheduler.errors import InvalidSetting, UsageError
 from scheduler.policy import WorkerSettings
 from tests.waiting import wait_for
