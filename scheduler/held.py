@@ -132,8 +132,8 @@ class Held:
         """Call `notify` whenever a job is dropped."""
         self._on_drop.append(notify)
 
-    def add(self, job: HeldJob) -> None:
-        """Hold a job. A newer claim of the same job replaces an older one: only its token counts."""
+    def add(self, job: HeldJob) -> HeldJob | None:
+        """Hold a job. A newer claim of the same job replaces an older one, which is returned: only its token counts."""
         older = self._jobs.pop(job.ref.job_id, None)
         if older is not None:
             older.phase = Phase.GONE
@@ -143,6 +143,7 @@ class Held:
         if was_empty:
             for notify in self._on_first:
                 notify()
+        return older
 
     def holds(self, job: HeldJob) -> bool:
         """Say whether this very claim is still held."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from scheduler.clock import Clock
 from scheduler.errors import StoreUnavailable
 from scheduler.failpoints import Failpoint
-from scheduler.held import Held, HeldJob, Observer
+from scheduler.held import Abort, Held, HeldJob, Observer
 from scheduler.jobs import Lease
 from scheduler.policy import WorkerSettings, jittered_us
 from scheduler.store import ClaimRequest, Store
@@ -112,7 +112,9 @@ class Poller:
             fire_at_us=arrived_us + max(lease.due_in_us, 0),
             lease_until_us=sent_us + self._settings.lease_us,
         )
-        self._held.add(job)
+        older = self._held.add(job)
+        if older is not None:
+            self._observe("aborted", older, Abort.LOST.name.lower())
         self._observe("claimed", job, "")
         if self._failpoint is not None:
             await self._failpoint("after_claim", job)

@@ -152,6 +152,9 @@ class Worker:
             if not self._broken:
                 await self._drain(poller, timer)
         finally:
+            # A handler is a task of its own: ending its slot would leave it running on, unheld.
+            for job in self.held:
+                job.take_away(Abort.DRAIN)
             for part in (poller, timer, *slots, starter, finisher, watch, beat):
                 part.cancel()
         if self._broken:

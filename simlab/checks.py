@@ -218,14 +218,23 @@ def attempts_bounded(evidence: Evidence) -> Problems:
 
 
 def never_early(evidence: Evidence) -> Problems:
-    """No handler begins before its job is due, by the database's time."""
+    """No handler begins before its job is due, by the database's time.
+
+    A database whose clock is set back after it has allowed the start, and before the handler began, has had
+    its word: it was due.
+    """
     for job, events in evidence.by_job.items():
+        allowed: dict[int, Event] = {}
         for index, event in events:
-            if event.kind == "executing" and event.db_us < event.due_us:
-                yield _Problem(
-                    f"job {_name(job)} began on {event.host} {(event.due_us - event.db_us) / 1e6:g} s early",
-                    (index,),
-                )
+            if event.kind == "started":
+                allowed[event.token] = event
+            elif event.kind == "executing" and event.db_us < event.due_us:
+                start = allowed.get(event.token)
+                if start is None or start.db_us < event.due_us:
+                    yield _Problem(
+                        f"job {_name(job)} began on {event.host} {(event.due_us - event.db_us) / 1e6:g} s early",
+                        (index,),
+                    )
 
 
 def running_is_leased(evidence: Evidence) -> Problems:
@@ -260,6 +269,20 @@ def cancelled_never_runs(evidence: Evidence) -> Problems:
             elif event.kind == "executing" and won is not None:
                 yield _Problem(
                     f"job {_name(job)} ran on {event.host} after its cancellation had won", (won, index)
+                )
+
+
+def too_old_never_claimed(evidence: Evidence) -> Problems:
+    """No job is claimed once its age limit has passed, by the database's time."""
+    for row in evidence.table:
+        if row.expires_at_us is None:
+            continue
+        for index, event in evidence.by_job.get(row.job_id, ()):
+            if event.kind == "claimed" and event.db_us >= row.expires_at_us:
+                yield _Problem(
+                    f"job {_name(row.job_id)} was claimed by {event.host} "
+                    f"{(event.db_us - row.expires_at_us) / 1e6:g} s after its age limit",
+                    (index,),
                 )
 
 
@@ -302,14 +325,16 @@ def lateness_bounded(evidence: Evidence) -> Problems:
     bound_us = evidence.lateness_bound_us
     if bound_us is None:
         return
-    healed_us = max((event.db_us for event in evidence.history if event.kind == "fault"), default=-1)
+    healed_us = max((_over_us(event) for event in evidence.history if event.kind == "fault"), default=-1)
     for job, events in evidence.by_job.items():
         enqueued_us = -1
         for index, event in events:
-            if event.kind == "enqueued":
-                enqueued_us = event.db_us
-            elif event.kind == "executing" and event.db_us > healed_us:
-                late_us = event.db_us - max(event.due_us, enqueued_us, healed_us)
+            if event.kind == "enqueued" and enqueued_us < 0:
+                enqueued_us = event.time_us
+            elif event.kind == "executing" and event.time_us > healed_us:
+                # In virtual time: the database's clock may have been stepped since.
+                due_us = event.time_us - (event.db_us - event.due_us)
+                late_us = event.time_us - max(due_us, enqueued_us, healed_us)
                 if late_us > bound_us:
                     yield _Problem(
                         f"job {_name(job)} began {late_us / 1e6:g} s late on {event.host}; "
@@ -318,12 +343,19 @@ def lateness_bounded(evidence: Evidence) -> Problems:
                     )
 
 
+def _over_us(fault: Event) -> int:
+    """Return when a fault is over, in virtual microseconds, as far as its event says."""
+    return fault.time_us + (fault.until_us - fault.db_us if fault.until_us >= 0 else 0)
+
+
 def healthy_keeps_lease(evidence: Evidence) -> Problems:
     """A worker that was well all along, with a store that was well, does not lose a lease by expiry."""
-    faults: dict[str, list[int]] = {}
+    unwell: dict[str, list[tuple[int, int]]] = {
+        host: [*spans] for host, spans in _asleep(evidence.history).items()
+    }
     for event in evidence.history:
         if event.kind == "fault":
-            faults.setdefault(event.host, []).append(event.time_us)
+            unwell.setdefault(event.host, []).append((event.time_us, _over_us(event)))
     for job, events in evidence.by_job.items():
         claim: tuple[int, Event] | None = None
         for index, event in events:
@@ -333,9 +365,9 @@ def healthy_keeps_lease(evidence: Evidence) -> Problems:
                 # A fault just before the claim may have swallowed its reply.
                 since_us = claim[1].time_us - 2 * evidence.settings.request_timeout_us
                 excused = any(
-                    since_us <= at_us <= event.time_us
+                    begin_us <= event.time_us and end_us >= since_us
                     for host in (claim[1].host, "database")
-                    for at_us in faults.get(host, ())
+                    for begin_us, end_us in unwell.get(host, ())
                 )
                 if not excused:
                     yield _Problem(
@@ -345,10 +377,15 @@ def healthy_keeps_lease(evidence: Evidence) -> Problems:
 
 
 def loser_stops(evidence: Evidence) -> Problems:
-    """A worker that lost a job stops running it within a heartbeat of the job's next claim."""
+    """A worker that lost a job stops running it within a heartbeat of the job's next claim.
+
+    Time in which its machine stood still does not count. Where the database's clock was stepped meanwhile, a
+    worker that cannot be told must be allowed to count its lease to the end by its own clock.
+    """
     settings = evidence.settings
     grace_us = settings.heartbeat_interval_us + 2 * settings.request_timeout_us
     asleep = _asleep(evidence.history)
+    steps_us = [event.time_us for event in evidence.history if _is_store_step(event)]
     for job, events in evidence.by_job.items():
         running: dict[int, tuple[int, Event]] = {}
         for index, event in events:
@@ -359,13 +396,21 @@ def loser_stops(evidence: Evidence) -> Problems:
                 taken = _taken_at(events, event.token)
                 if began is None or taken is None:
                     continue
-                allowed_us = _awake_after(asleep, event.host, taken[1].time_us) + grace_us
-                if event.time_us > allowed_us:
+                went_on_us = event.time_us - taken[1].time_us
+                awake_us = went_on_us - _slept_us(asleep, event.host, taken[1].time_us, event.time_us)
+                stepped = any(
+                    taken[1].time_us - settings.lease_us <= at_us <= event.time_us for at_us in steps_us
+                )
+                if awake_us > grace_us + (settings.lease_us if stepped else 0):
                     yield _Problem(
                         f"{event.host} went on with job {_name(job)} (token {event.token}) for "
-                        f"{(event.time_us - taken[1].time_us) / 1e6:g} s after it was given to {taken[1].host}",
+                        f"{went_on_us / 1e6:g} s after it was given to {taken[1].host}",
                         (began[0], taken[0], index),
                     )
+
+
+def _is_store_step(event: Event) -> bool:
+    return event.kind == "fault" and event.detail.startswith("the store's clock is stepped")
 
 
 def _taken_at(events: Sequence[tuple[int, Event]], token: int) -> tuple[int, Event] | None:
@@ -384,12 +429,11 @@ def _asleep(history: History) -> dict[str, list[tuple[int, int]]]:
     return spans
 
 
-def _awake_after(asleep: Mapping[str, Sequence[tuple[int, int]]], host: str, at_us: int) -> int:
-    """Return the first moment from `at_us` on at which a host was awake."""
-    for begin_us, end_us in asleep.get(host, ()):
-        if begin_us <= at_us < end_us:
-            return end_us
-    return at_us
+def _slept_us(asleep: Mapping[str, Sequence[tuple[int, int]]], host: str, from_us: int, to_us: int) -> int:
+    """Return for how long of a span of virtual time a host stood still."""
+    return sum(
+        max(0, min(end_us, to_us) - max(begin_us, from_us)) for begin_us, end_us in asleep.get(host, ())
+    )
 
 
 def slots_bounded(evidence: Evidence) -> Problems:
@@ -445,6 +489,7 @@ CHECKS: Mapping[str, Callable[[Evidence], Problems]] = {
     "running-is-leased": running_is_leased,
     "dead-letters-earned": dead_letters_earned,
     "cancelled-never-runs": cancelled_never_runs,
+    "too-old-never-claimed": too_old_never_claimed,
     "one-effect": one_effect,
     "fence-holds": fence_holds,
     "lateness-bounded": lateness_bounded,
@@ -460,7 +505,7 @@ def judge(evidence: Evidence, names: Iterable[str] = tuple(CHECKS)) -> list[Chec
     """Run checks. One that has nothing to look at says UNKNOWN: a green run that tried nothing must show."""
     results = []
     for name in names:
-        if not evidence.table:
+        if not evidence.table and not evidence.by_job:
             results.append(CheckResult(name=name, verdict=Verdict.UNKNOWN, says="no job was ever enqueued"))
             continue
         problems = list(CHECKS[name](evidence))

@@ -6,10 +6,12 @@ event; and, where the story can be told with real processes, once more in real t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
+
+import pandas as pd
 
 from simlab.chaos import CrashStory, crash_after_execution
 from simlab.checks import Verdict
@@ -20,7 +22,7 @@ from simlab.pgserver import PostgresServer, throwaway_postgres
 from simlab.results import Result
 from simlab.scenarios import find_scenario
 
-__all__ = ["CrossCheck", "Difference", "crosscheck", "first_difference"]
+__all__ = ["CrossCheck", "Difference", "Story", "crosscheck", "crosscheck_many", "first_difference"]
 
 SURROUNDINGS = 3
 """How many events are shown before and after the first one that differs."""
@@ -201,6 +203,84 @@ def crosscheck(
         expected=expected,
         server=server.why,
     )
+
+
+def crosscheck_many(
+    scenarios: Sequence[str],
+    *,
+    seeds: Sequence[int],
+    server: PostgresServer,
+    sizes: Mapping[str, Mapping[str, int]] | None = None,
+    progress: Callable[[Sequence[Story]], Iterable[Story]] = iter,
+) -> pd.DataFrame:
+    """Cross-check scenarios, real and with each famous mistake, seed by seed, in virtual time.
+
+    Parameters
+    ----------
+    sizes
+        Sizes by scenario, for those that would take too long at their own.
+    progress
+        Passes on the stories it is given, one by one, as they are told.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row a scenario and variant: `scenario`, `variant` (missing for the real scheduler), `seeds`, `equal`
+        (how many had equal digests), `as_expected` (how many verdicts of both stores were what they must be),
+        `events`, `wall_s`, `first_difference` (of the first seed that differs, as text; missing when none does).
+
+    Notes
+    -----
+    A mistake need not show at every seed; what counts for it is that both stores come to the same verdict.
+    """
+    stories = [
+        Story(name, variant)
+        for name in scenarios
+        for variant in (None, *(variant.name for variant in find_scenario(name).variants))
+    ]
+    rows = [
+        _compare_seeds(story, seeds, server=server, sizes=(sizes or {}).get(story.scenario, {}))
+        for story in progress(stories)
+    ]
+    return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A scenario, told with the real scheduler or with a famous mistake."""
+
+    scenario: str
+    variant: str | None
+
+    def __str__(self) -> str:
+        return self.scenario + (f" --variant {self.variant}" if self.variant else "")
+
+
+def _compare_seeds(
+    story: Story, seeds: Sequence[int], *, server: PostgresServer, sizes: Mapping[str, Any]
+) -> dict[str, Any]:
+    checks = [
+        crosscheck(story.scenario, seed=seed, variant=story.variant, server=server, real=False, **sizes)
+        for seed in seeds
+    ]
+    differing = next((check for check in checks if check.difference is not None), None)
+    agreed = [
+        check.model.verdict is check.postgres.verdict
+        and (story.variant is not None or check.model.verdict is Verdict.VALID)
+        for check in checks
+    ]
+    return {
+        "scenario": story.scenario,
+        "variant": story.variant,
+        "seeds": len(checks),
+        "equal": sum(check.digests_equal for check in checks),
+        "as_expected": sum(agreed),
+        "events": sum(len(check.model.history) for check in checks),
+        "wall_s": round(sum(check.model.wall_s + check.postgres.wall_s for check in checks), 2),
+        "first_difference": None
+        if differing is None
+        else f"seed {differing.model.seed}: {differing.difference}",
+    }
 
 
 def first_difference(model: Result, postgres: Result) -> Difference | None:

@@ -16,11 +16,13 @@ from simlab.checks import Evidence, judge, overall
 from simlab.effects import EffectMode
 from simlab.errors import InvalidExperiment
 from simlab.faults import Fault
+from simlab.kernel import checked_decisions
 from simlab.pgserver import PostgresServer, throwaway_postgres
 from simlab.pgworld import postgres_backend
 from simlab.results import Result
 from simlab.scenario import Scenario, Variant
 from simlab.scenarios import find_scenario
+from simlab.workloads import Workload
 from simlab.world import OpenBackend, World, model_backend
 
 __all__ = ["STORES", "simulate"]
@@ -37,6 +39,8 @@ def simulate(
     seed: int,
     variant: str | None = None,
     faults: Sequence[Fault] | None = None,
+    decisions: Sequence[int] | None = None,
+    workload: Workload | None = None,
     store: str = "model",
     server: PostgresServer | None = None,
     progress: Progress | None = None,
@@ -54,6 +58,11 @@ def simulate(
         The name of a famous mistake; None for the real scheduler.
     faults
         A plan in place of the scenario's own; ``()`` for a healthy run.
+    decisions
+        Orders what is due at the same instant: each number chooses among the events that are next, 0 the one
+        scheduled first. By default, and once they are exhausted, the order is that of scheduling.
+    workload
+        The load, for a scenario whose load is drawn from the seed; by default what the seed says.
     store
         ``"model"`` or ``"postgres"``.
     server
@@ -79,8 +88,19 @@ def simulate(
     found = find_scenario(scenario)
     chosen = found.variant(variant)
     checked = found.sized(sizes)
-    plan = found.faults(checked) if faults is None else tuple(faults)
-    run = partial(_run, found, chosen, checked, plan, seed, store, progress)
+    orders = None if decisions is None else checked_decisions(decisions)
+    if found.draw is not None and found.told_with is not None:
+        # Whatever is not given is what the seed says.
+        drawn = found.draw(seed, checked)
+        workload = drawn.workload if workload is None else workload
+        plan = drawn.faults if faults is None else tuple(faults)
+        orders = drawn.decisions if orders is None else orders
+        found = found.told_with(found, workload, plan)
+    elif workload is not None:
+        raise InvalidExperiment(f"{scenario} has a load of its own; only mixed takes a workload")
+    else:
+        plan = found.faults(checked) if faults is None else tuple(faults)
+    run = partial(_run, found, chosen, checked, plan, orders or (), workload, seed, store, progress)
     if store == "model":
         return run(
             partial(model_backend, store_class=chosen.model_store, wrap=chosen.wrap)
@@ -110,6 +130,8 @@ def _run(
     variant: Variant | None,
     sizes: dict[str, int],
     plan: tuple[Fault, ...],
+    decisions: tuple[int, ...],
+    workload: Workload | None,
     seed: int,
     store: str,
     progress: Progress | None,
@@ -119,6 +141,7 @@ def _run(
         seed=seed,
         open_backend=open_backend,
         faults=plan,
+        decisions=decisions,
         latency=scenario.latency,
         worker_class=variant.worker_class if variant else Worker,
         effect_mode=variant.effect_mode if variant else EffectMode.IDEMPOTENT,
@@ -135,6 +158,7 @@ def _run(
                 until_us=total_us,
                 drain_us=scenario.drain_us,
                 progress=None if progress is None else lambda done_us: progress(done_us, total_us),
+                settled=scenario.settled,
             )
             table, effects = world.table(), world.effects()
     finally:
@@ -163,4 +187,6 @@ def _run(
         effects=tuple(effects),
         virtual_s=world.kernel.now_us / 1e6,
         wall_s=wall_s,
+        decisions=decisions,
+        workload=workload,
     )

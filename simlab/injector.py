@@ -147,7 +147,7 @@ class Injector:
         }[fault.lose]
         for messages in cut:
             messages[host.name] += 1
-        self._note(host, f"cut off ({fault.lose})")
+        self._note(host, f"cut off ({fault.lose})", for_us=fault.for_us)
 
         def heal() -> None:
             for messages in cut:
@@ -168,7 +168,8 @@ class Injector:
             and (fault.host, fault.verb, fault.nth) == (host.name, verb, count)
         ]
         for fault in struck:
-            self._note(host, str(fault))
+            for_us = fault.request_us + fault.reply_us if isinstance(fault, Delayed) else None
+            self._note(host, str(fault), for_us=for_us)
         return Fate(
             request_arrives=not any(isinstance(fault, RequestLost) for fault in struck),
             reply_arrives=not any(isinstance(fault, ReplyLost) for fault in struck),
@@ -189,7 +190,7 @@ class Injector:
 
     def _strike_store(self, fault: StoreFault) -> None:
         world, after = self._world, self._world.kernel.after
-        self._note_store(str(fault))
+        self._note_store(str(fault), for_us=_lasts_us(fault))
         match fault:
             case SlowStore():
                 world.conditions.extra_us += fault.extra_us
@@ -244,8 +245,18 @@ class Injector:
             if isinstance(fault, HandlerFault) and fault.job == n and attempt <= fault.attempts
         ]
 
-    def _note(self, host: Host, detail: str) -> None:
-        self._world.recorder.fault(host.life, detail)
+    def _note(self, host: Host, detail: str, *, for_us: int | None = None) -> None:
+        self._world.recorder.fault(host.life, detail, for_us=for_us)
 
-    def _note_store(self, detail: str) -> None:
-        self._world.recorder.fault(self._world.database_host.life, detail)
+    def _note_store(self, detail: str, *, for_us: int | None = None) -> None:
+        self._note(self._world.database_host, detail, for_us=for_us)
+
+
+def _lasts_us(fault: StoreFault) -> int | None:
+    match fault:
+        case SlowStore() | LockHeld():
+            return fault.for_us
+        case StoreRestart():
+            return fault.down_us
+        case StoreClockStep():
+            return None

@@ -216,7 +216,7 @@ class DecidedKernel(Kernel):
             if entry[3].callbacks or not entry[3]._ok:
                 tied.append(entry)
             else:
-                entry[3].callbacks = None  # called off: see `cancel`
+                entry[3].callbacks = None  # type: ignore[assignment]  # called off: see `cancel`
                 self._cancelled = max(0, self._cancelled - 1)
         if len(tied) > 1:
             chosen = self._decisions[self._decided] % len(tied)

@@ -243,6 +243,7 @@ class Recorder:
         """Record that the operator asked the worker of one life of a host to stop: no fault."""
         self._note("stopping", life, self._db_us())
 
-    def fault(self, life: Incarnation, detail: str) -> None:
-        """Record an act of the laboratory."""
-        self._note("fault", life, self._db_us(), detail=detail)
+    def fault(self, life: Incarnation, detail: str, *, for_us: int | None = None) -> None:
+        """Record an act of the laboratory, and how long it lasts, where nothing else will tell its end."""
+        until_us = -1 if for_us is None else self._db_us() + for_us
+        self._note("fault", life, self._db_us(), until_us=until_us, detail=detail)

@@ -21,6 +21,7 @@ from simlab.faults import Fault, fault_from_dict, fault_to_dict
 from simlab.frames import attempts_frame, jobs_frame, lateness_frame
 from simlab.history import History
 from simlab.story import tell_job
+from simlab.workloads import Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,6 +46,10 @@ class Result:
         Tidy frames, one row an event, a job, a claim, an execution.
     params
         The sizes of the run.
+    decisions
+        What ordered the events of one instant; empty when that was the order of scheduling.
+    workload
+        The load, where the scenario has no fixed one.
     virtual_s, wall_s
         Seconds of virtual and of real time.
     """
@@ -63,6 +68,8 @@ class Result:
     effects: tuple[Effect, ...]
     virtual_s: float
     wall_s: float
+    decisions: tuple[int, ...] = ()
+    workload: Workload | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -131,7 +138,7 @@ class Result:
         )
         return (
             f"<p><b>{escape(self.scenario)}</b>, seed {self.seed}, variant {escape(self.variant or 'none')}, "
-            f"on {self.store}: <b>{self.verdict}</b><br>digest <code>{self.digest[:16]}</code>, "
+            f"on {escape(self.store)}: <b>{self.verdict}</b><br>digest <code>{self.digest[:16]}</code>, "
             f"{len(self.table)} jobs, {self.virtual_s:g} virtual seconds in {self.wall_s:.2f} s</p>"
             f"<table><tr><th>check</th><th>verdict</th><th>what it found</th></tr>{rows}</table>"
         )
@@ -163,6 +170,8 @@ class Result:
             **self.summary(),
             "lease_us": self.lease_us,
             "faults": [fault_to_dict(fault) for fault in self.faults],
+            "decisions": list(self.decisions),
+            "workload": None if self.workload is None else self.workload.to_dict(),
             "check_results": [asdict(check) for check in self.checks],
             "table": [_job_to_dict(job) for job in self.table],
             "effects": [_effect_to_dict(effect) for effect in self.effects],
@@ -182,13 +191,23 @@ class Result:
         path = Path(folder)
         try:
             data = json.loads((path / "result.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            if data.get("format") != FORMAT:
+                raise InvalidExperiment(
+                    f"{path} was saved in format {data.get('format')}; this version reads format {FORMAT}: "
+                    f"run it again"
+                )
+            result, saved_digest = cls._from_dict(data, History.load(path / "history.npz")), data["digest"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidExperiment(f"{path} holds no saved result: {error}") from error
-        if data.get("format") != FORMAT:
+        if result.digest != saved_digest:
             raise InvalidExperiment(
-                f"{path} was saved in format {data.get('format')}; this version reads format {FORMAT}: run it again"
+                f"{path} was changed: its digest is {result.digest[:12]}, not the saved one"
             )
-        result = cls(
+        return result
+
+    @classmethod
+    def _from_dict(cls, data: Mapping[str, Any], history: History) -> Result:
+        return cls(
             scenario=data["scenario"],
             seed=data["seed"],
             variant=data["variant"],
@@ -198,17 +217,14 @@ class Result:
             lease_us=data["lease_us"],
             checks=tuple(_check_from_dict(check) for check in data["check_results"]),
             verdict=Verdict(data["verdict"]),
-            history=History.load(path / "history.npz"),
+            history=history,
             table=tuple(_job_from_dict(job) for job in data["table"]),
             effects=tuple(_effect_from_dict(effect) for effect in data["effects"]),
             virtual_s=data["virtual_s"],
             wall_s=data["wall_s"],
+            decisions=tuple(data.get("decisions", ())),
+            workload=Workload.from_dict(data["workload"]) if data.get("workload") else None,
         )
-        if result.digest != data["digest"]:
-            raise InvalidExperiment(
-                f"{path} was changed: its digest is {result.digest[:12]}, not the saved one"
-            )
-        return result
 
 
 def _job_to_dict(job: Job) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from simlab.faults import Fault
 from simlab.locks import RowLocks
 from simlab.network import Latency
 from simlab.store import ModelStore
+from simlab.workloads import Experiment, Workload
 from simlab.world import World
 
 __all__ = ["Rewrite", "Scenario", "Sizes", "Variant", "Wrap"]
@@ -84,6 +85,11 @@ class Scenario:
     lateness_bound_us
         How late a job may begin once the faults are over, or a function of the sizes that says so; None when the
         story promises nothing.
+    settled
+        Says that the story is over before its time; by default it takes all of its time.
+    draw, told_with
+        For a scenario that the seed invents: draws load, faults and orderings from the seed and the sizes;
+        and returns the scenario as told with a load and a plan of faults, whose bounds follow from both.
     """
 
     name: str
@@ -99,6 +105,9 @@ class Scenario:
     checks: tuple[str, ...] = tuple(CHECKS)
     headline: bool = False
     variants: tuple[Variant, ...] = ()
+    settled: Callable[[World], bool] | None = None
+    draw: Callable[[int, Sizes], Experiment] | None = None
+    told_with: Callable[[Scenario, Workload, tuple[Fault, ...]], Scenario] | None = None
 
     def lateness_us(self, sizes: Sizes) -> int | None:
         """Return how late a job may begin in a run of given sizes."""

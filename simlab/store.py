@@ -101,6 +101,9 @@ class ModelStore:
         """Say whether a lease named is still the row's: by owner **and** token."""
         return row.state in _LEASED and row.lease_owner == ref.owner and row.lease_token == ref.token
 
+    def _too_old(self, row: Row, now_us: int) -> bool:
+        return _aged_out(row, now_us)
+
     def _may_start(self, row: Row, ref: LeaseRef, now_us: int) -> bool:
         return self._holds(row, ref) and (row.lease_expires_at_us or 0) > now_us
 
@@ -174,7 +177,7 @@ class ModelStore:
             row = self._rows[entry[1]]
             if row.state is not JobState.PENDING or row.run_at_us != entry[0] or row.job_id in picked:
                 continue
-            claimable = row.task in request.tasks and not _aged_out(row, now_us)
+            claimable = row.task in request.tasks and not self._too_old(row, now_us)
             if claimable and not self._locks.locked(row.job_id):
                 picked[row.job_id] = row
             else:

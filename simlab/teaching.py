@@ -6,11 +6,12 @@ what a scheduler does, nor run anything that :func:`simlab.simulate` or :func:`s
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from importlib import resources
@@ -327,14 +328,8 @@ def slider(
         min=low, max=high, step=step, value=start, description=label, continuous_update=False
     )
     return ipywidgets.interactive(
-        function, {"auto_display": True}, **{next(iter(_parameters(function))): knob}
+        function, {"auto_display": True}, **{next(iter(inspect.signature(function).parameters)): knob}
     )
-
-
-def _parameters(function: Callable[..., object]) -> Iterator[str]:
-    import inspect  # noqa: PLC0415 - only here
-
-    return iter(inspect.signature(function).parameters)
 
 
 # --------------------------------------------------------------------------------------------------- ledgers

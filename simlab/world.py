@@ -350,6 +350,11 @@ class World:
             while life.tasks:
                 next(iter(life.tasks)).close()
 
+    def holds_jobs(self, host: Host) -> bool:
+        """Say whether the worker that runs on a host now holds any job."""
+        running = self._running.get(host.life)
+        return running is not None and len(running[0].held) > 0
+
     # The end.
 
     def table(self) -> list[Job]:

@@ -257,6 +257,10 @@ assert swept["effects_plain"].iloc[-1] > n_jobs, "a pause of two leases must be 
 # within a few seconds. If w2 wakes in between, its write still finds its own token in the row, and counts. Expiry is
 # permission to take the job, not proof that its owner is gone.
 #
+# With seed 7 the line rises in two steps, for w2 held two jobs whose customers were charged already. From 53 s on, w2
+# itself stops the handler that was still running: it counts its own lease, and is never surer of it than the database
+# (`Heartbeat.watch`). From 56 s on, w1 has also taken the job whose work was done.
+#
 # </details>
 
 # %% [markdown]
@@ -264,7 +268,7 @@ assert swept["effects_plain"].iloc[-1] > n_jobs, "a pause of two leases must be 
 #
 # ### 4a. The effect is made idempotent
 #
-# Everything stays: the same seed, the same faults, the same two executions. One thing changes: the outside world is told
+# Everything stays: the same seed, the same faults, the same executions. One thing changes: the outside world is told
 # *which* charge this is, and makes each only once. This is the lab's outside world, from `simlab/effects.py`:
 
 # %%
@@ -342,7 +346,7 @@ unguarded.show()
 # %% [markdown]
 # A row that had ended was written again. Harmless here, since both wrote SUCCEEDED? Suppose that the sleeper's outcome is
 # not a success but a *retry*: the reply to its charge was lost, its handler raised, and then it fell asleep. One job is
-# enough to see it.
+# enough to see it. (The lab notes a loss when the call is sent, so that line comes before the charge.)
 
 # %%
 holder = run(n_jobs=1, faults=()).attempts["host"].iloc[0]  # The same seed gives it the job again.
@@ -450,29 +454,28 @@ if checked:
 #
 # ### 1. Choose the key
 #
-# `ran` below has one row an execution: `job_id`, `token`, `attempt`, `host`, `executing_s`. Write `key(execution)`, the
-# idempotency key that the handler sends along. The columns are attributes: `execution.token`, `execution.host`, ...
+# Each handler now makes *two* effects: a charge and a mail. `ran` below has one row an execution. Write the function
+# `key(execution, step)`: the idempotency key that is sent along with the step named `"charge"` or `"mail"`. The columns
+# are attributes: `execution.token`, `execution.host`, and so on.
 
 # %%
 ran = plain.attempts.dropna(subset="executing_s")
-ran[["job", "token", "attempt", "host", "executing_s"]]
+ran[["job_id", "token", "attempt", "host", "executing_s"]]
 
 # %% tags=["solution"]
-# Write a function `def key(execution): ...` that returns the idempotency key of one execution.
+# Write a function `def key(execution, step): ...` that returns the idempotency key.
 
 
-def key(execution):
-    return execution.job_id
+def key(execution, step):
+    return f"{execution.job_id}/{step}"
 
 
 # %% tags=["check"]
-keys = ran.apply(key, axis=1)
-assert len(ran) > n_jobs, "some job ran twice, or there is nothing to deduplicate"
-assert keys.groupby(ran["job_id"]).nunique().eq(1).all(), (
-    "two executions of one job got two keys: charged twice"
-)
-assert keys.nunique() == n_jobs, "two jobs share a key: somebody is never charged"
-print(f"{len(ran)} executions, {keys.nunique()} keys, {n_jobs} effects")
+keys = pd.DataFrame({step: ran.apply(key, axis=1, step=step) for step in ("charge", "mail")})
+assert len(ran) > n_jobs, "no job ran twice: there is nothing to deduplicate"
+assert keys.groupby(ran["job_id"]).nunique().eq(1).all(axis=None), "one job, one step, two keys: done twice"
+assert keys.stack().nunique() == 2 * n_jobs, "two jobs or two steps share a key: one of them is never done"
+print(f"{len(ran)} executions ask {keys.size} times; {keys.stack().nunique()} effects are made")
 
 # %% [markdown]
 # ### 2. A duplicate without a crash

@@ -34,8 +34,10 @@ def _counts_at_end(queries: Queries) -> dict[str, str]:
         "claim": rewritten(
             queries.claim,
             ("        attempt = job.attempt + 1,\n", ""),
-            ("RETURNING job.job_id, job.task, job.payload, job.attempt,",
-             "RETURNING job.job_id, job.task, job.payload, job.attempt + 1 AS attempt,"),
+            (
+                "RETURNING job.job_id, job.task, job.payload, job.attempt,",
+                "RETURNING job.job_id, job.task, job.payload, job.attempt + 1 AS attempt,",
+            ),
         ),
         "finish": rewritten(
             queries.finish,

@@ -6,6 +6,7 @@ as it takes.
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 from scheduler.held import HeldJob, Phase
@@ -46,11 +47,10 @@ class _RunningTimer(Timer):
 
     def _fire_due(self) -> None:
         """Fire one job only: the next must wait for its end."""
-        self._job = self._heap[0][2]
-        due = self._heap[1:]
-        self._heap = self._heap[:1]
-        super()._fire_due()
-        self._heap = due
+        job = heapq.heappop(self._heap)[2]
+        if job.phase is Phase.WAITING:
+            self._job = job
+            self._fire(job)
 
     async def _stay(self) -> None:
         while self._job is not None and self._job.phase is not Phase.GONE:

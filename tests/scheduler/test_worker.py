@@ -315,6 +315,29 @@ def test_a_job_whose_lease_is_lost_is_stopped_and_not_written(migrated_dsn: str,
     play(story)
 
 
+def test_a_worker_that_is_itself_cancelled_takes_its_handlers_with_it(migrated_dsn: str) -> None:
+    """Cancelling `run` leaves no handler running on behind it, unheld."""
+    app, ended = App(), list[str]()
+
+    @app.task()
+    async def sleeper(job: RunningJob) -> None:
+        try:
+            await job.sleep(timedelta(seconds=30))
+        finally:
+            ended.append(job.task)
+
+    async def story() -> None:
+        async with stage(migrated_dsn, app) as on:
+            job_id = await on.client.enqueue("sleeper")
+            await on.reaches(job_id, JobState.RUNNING)
+            on.running.cancel()
+            await asyncio.wait({on.running})
+            await until(lambda: ended == ["sleeper"])
+            on.running = asyncio.create_task(asyncio.sleep(0))
+
+    play(story)
+
+
 def test_a_drain_gives_back_what_has_not_started(migrated_dsn: str) -> None:
     """What waits in the heap or for a slot is PENDING again at once, and its attempt is not spent."""
     app, gate = App(), list[asyncio.Event]()

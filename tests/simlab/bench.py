@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
+
+import simpy
 
 from scheduler.app import App
 from scheduler.clock import CancelledError
@@ -27,7 +29,18 @@ from simlab.store import ModelStore
 from simlab.streams import Streams
 from simlab.world import World, model_backend
 
-__all__ = ["MS", "SECOND", "Bench", "Story", "at_once", "held_job", "job_id", "opened_story"]
+__all__ = [
+    "MS",
+    "SECOND",
+    "Bench",
+    "Story",
+    "at_once",
+    "held_job",
+    "job_id",
+    "opened_story",
+    "run_dry",
+    "working_app",
+]
 
 T = TypeVar("T")
 
@@ -43,6 +56,13 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
         value: T = end.value
         return value
     raise AssertionError("it waited for something")
+
+
+def run_dry(kernel: Kernel) -> None:
+    """Take steps until nothing is left to happen."""
+    with suppress(simpy.core.EmptySchedule):
+        while True:
+            kernel.step()
 
 
 def job_id(number: int) -> UUID:

@@ -114,7 +114,9 @@ DURATIONS = [
 
 
 @pytest.mark.parametrize("value", [1.0, 0.5, math.nan, math.inf, True, "1", []], ids=repr)
-@pytest.mark.parametrize(("kind", "name"), DURATIONS, ids=[f"{kind.__name__}.{name}" for kind, name in DURATIONS])
+@pytest.mark.parametrize(
+    ("kind", "name"), DURATIONS, ids=[f"{kind.__name__}.{name}" for kind, name in DURATIONS]
+)
 def test_a_number_that_is_no_whole_number_is_refused_in_one_line(kind, name, value):
     with pytest.raises(InvalidExperiment, match=f"{name}=.*must be a whole number") as told:
         kind(**{**smallest(kind), name: value})
@@ -144,7 +146,9 @@ def test_a_count_of_a_failpoint_begins_at_one(nth):
 
 
 def test_an_unknown_failpoint_names_those_there_are():
-    with pytest.raises(InvalidExperiment, match="no failpoint 'after_lunch'; there are after_claim, ") as told:
+    with pytest.raises(
+        InvalidExperiment, match="no failpoint 'after_lunch'; there are after_claim, "
+    ) as told:
         Reached("after_lunch")
     assert "after_heartbeat" in str(told.value)
 
@@ -180,10 +184,16 @@ def test_the_store_reaches_no_failpoints(kind):
         ({"fault": "Meteor", "host": "w1"}, "unknown kind of fault 'Meteor'; there are Crash, Pause"),
         ({"host": "w1"}, "unknown kind of fault None"),
         ({"fault": ["Crash"], "host": "w1"}, r"unknown kind of fault \['Crash'\]"),
-        ({"fault": "Crash", "host": "w1", "when": {"when": "At", "at_us": 1}, "size": 3}, "Crash has no size; it has"),
+        (
+            {"fault": "Crash", "host": "w1", "when": {"when": "At", "at_us": 1}, "size": 3},
+            "Crash has no size; it has",
+        ),
         ({"fault": "Crash", "when": {"when": "At", "at_us": 1}}, "Crash: .*missing.*'host'"),
         ({"fault": "Crash", "host": "w1"}, "Crash: .*missing.*'when'"),
-        ({"fault": "Crash", "host": "w1", "when": {"when": "Later", "at_us": 1}}, "unknown kind of when 'Later'"),
+        (
+            {"fault": "Crash", "host": "w1", "when": {"when": "Later", "at_us": 1}},
+            "unknown kind of when 'Later'",
+        ),
         ({"fault": "Crash", "host": "w1", "when": {"when": "At"}}, "At: .*missing.*'at_us'"),
         ({"fault": "Crash", "host": "w1", "when": {"when": "At", "at_us": -1}}, "at_us=-1"),
         ({"fault": "Crash", "host": "w1", "when": 7}, "when="),

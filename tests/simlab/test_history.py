@@ -74,7 +74,16 @@ def test_the_final_tables_count_by_row_order_and_place():
     row, other = {"a": 1}, {"a": 2}
     digests = {
         history.digest(tables)
-        for tables in ([], [[]], [[row]], [[other]], [[row, other]], [[other, row]], [[row], [other]], [[], [row]])
+        for tables in (
+            [],
+            [[]],
+            [[row]],
+            [[other]],
+            [[row, other]],
+            [[other, row]],
+            [[row], [other]],
+            [[], [row]],
+        )
     }
     assert len(digests) == 8
     assert history.digest([[{"a": 1, "b": 2}]]) == history.digest([[{"b": 2, "a": 1}]])

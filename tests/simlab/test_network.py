@@ -23,9 +23,7 @@ class Wire:
         self.asked = 0
         self.served: list[tuple[str, int]] = []
         self.heard: list[tuple[str, int]] = []
-        self.network = Network(
-            streams=self.bench.streams, far=self.far, latency=latency, decide=self._decide
-        )
+        self.network = Network(streams=self.bench.streams, far=self.far, latency=latency, decide=self._decide)
 
     def _decide(self, host: Host, verb: str) -> Fate:
         del host, verb

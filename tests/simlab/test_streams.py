@@ -6,7 +6,6 @@ import sys
 
 from simlab.streams import Streams
 
-
 GOLDEN = [837598507, 979501313, 294512782, 470500856, 862513311]
 """Seed 7, arrivals."""
 
@@ -21,7 +20,10 @@ def test_the_same_seed_and_name_give_the_same_numbers():
 
 
 def test_another_seed_or_another_name_gives_others():
-    assert len({tuple(draws(seed, name)) for seed in (-1, 0, 1, 7) for name in ("arrivals", "service", "")}) == 12
+    assert (
+        len({tuple(draws(seed, name)) for seed in (-1, 0, 1, 7) for name in ("arrivals", "service", "")})
+        == 12
+    )
 
 
 def test_what_is_drawn_from_one_stream_or_made_before_it_changes_no_other():

@@ -71,7 +71,6 @@ def test_each_caller_gets_its_own_reply():
     for item in range(100):
         batching.submit(item, at_us=item % 13)
     batching.bench.until(10_000)
-    assert sorted(batching.replies)[0][0] == 0
     assert len(batching.replies) == 100
     assert all(reply == -item for item, reply, _ in batching.replies)
 

@@ -107,7 +107,11 @@ def test_the_lease_is_counted_from_the_sending_and_the_firing_from_the_arrival_h
         (claimed,) = story.events("claimed", job=job)
         lease_us = story.settings.lease_us
         # Sent 0.7 to 0.9 s before the store served it; the reply arrived 0.7 to 0.9 s after.
-        assert claimed.time_us + lease_us - 900 * MS <= held.lease_until_us <= claimed.time_us + lease_us - 700 * MS
+        assert (
+            claimed.time_us + lease_us - 900 * MS
+            <= held.lease_until_us
+            <= claimed.time_us + lease_us - 700 * MS
+        )
         assert 20 * SECOND + 700 * MS <= held.fire_at_us <= 20 * SECOND + 900 * MS
         assert held.lease_until_us < claimed.until_us - story.world.database_clock.now_us() + 10 * SECOND
 
@@ -169,7 +173,16 @@ def test_jobs_granted_in_a_reply_that_was_lost_are_swept_when_their_lease_ends_a
         assert story.row(job).state is JobState.CLAIMED
         assert story.times_s("executing", job) == []
         story.to(80)
-        assert story.kinds(job) == ["claimed", "swept", "claimed", "fired", "started", "executing", "executed", "finished"]
+        assert story.kinds(job) == [
+            "claimed",
+            "swept",
+            "claimed",
+            "fired",
+            "started",
+            "executing",
+            "executed",
+            "finished",
+        ]
         assert story.row(job).attempt == 2
         assert story.row(job).lease_token == 2
 

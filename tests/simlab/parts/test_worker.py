@@ -51,7 +51,9 @@ def _forget() -> Iterator[None]:
 class Solo:
     """One worker, directly on a ModelStore, whose `run` the test looks at."""
 
-    def __init__(self, app: App, *, worker_class: type[Worker] = Worker, failpoint: Any = None, **settings: Any) -> None:
+    def __init__(
+        self, app: App, *, worker_class: type[Worker] = Worker, failpoint: Any = None, **settings: Any
+    ) -> None:
         self.bench = Bench()
         self.store = ModelStore(lambda: EPOCH_US + self.bench.now_us)
         self.worker = worker_class(
@@ -90,7 +92,9 @@ def test_a_handler_gets_its_payload_and_what_it_needs_to_be_idempotent_and_fence
     seen: list[Any] = []
 
     async def work(job, *, user_id, name):
-        seen.append((job.job_id, job.task, job.attempt, job.max_attempts, job.token, user_id, name, job.payload))
+        seen.append(
+            (job.job_id, job.task, job.attempt, job.max_attempts, job.token, user_id, name, job.payload)
+        )
         assert job.run_at.tzinfo is not None
 
     solo = Solo(handler_of(work))
@@ -384,7 +388,12 @@ def test_a_stopping_worker_gives_back_what_has_not_started_and_waits_for_what_ru
         story.to(6)
         for job in (waiting, backlogged):
             row = story.row(job)
-            assert (row.state, row.attempt, row.lease_token, row.lease_owner) == (JobState.PENDING, 0, 1, None)
+            assert (row.state, row.attempt, row.lease_token, row.lease_owner) == (
+                JobState.PENDING,
+                0,
+                1,
+                None,
+            )
             assert story.kinds(job)[-1] == "released"
         assert story.row(waiting).run_at_us == EPOCH_US + 25 * SECOND
         story.to(30)
@@ -587,7 +596,9 @@ def test_a_worker_that_is_cancelled_takes_its_handlers_with_it():
     assert not solo.bench.host.life.tasks
 
 
-@pytest.mark.parametrize(("worker_class", "error"), [(BrokenWorker, ZeroDivisionError), (BeatlessWorker, KeyError)])
+@pytest.mark.parametrize(
+    ("worker_class", "error"), [(BrokenWorker, ZeroDivisionError), (BeatlessWorker, KeyError)]
+)
 def test_a_broken_worker_ends_the_laboratorys_run_with_its_error(worker_class, error):
     with opened_story(worker_class=worker_class) as story, pytest.raises(error):
         story.to(60)
