@@ -6,23 +6,24 @@ mistake in the call, 3 a database that cannot be reached. A user's mistake is on
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from tqdm import tqdm
 
+from scheduler.console import print_json, print_table, run_command_line
 from scheduler.errors import SchedulerError
 from simlab.errors import InvalidExperiment, SimlabError
 
 __all__ = ["main"]
+
+CROSSCHECK_ALL_SEEDS = "0:10"
+"""The seeds of ``crosscheck --all`` when none are given."""
+
+Step = TypeVar("Step")
 
 cli = typer.Typer(
     name="simlab",
@@ -90,7 +91,7 @@ def run_command(
         result.save(out)
         write_report([result], out, title=f"{scenario}, seed {seed}")
     if as_json:
-        _print_json(result.summary())
+        print_json(result.summary())
     else:
         result.show()
         if out is not None:
@@ -100,9 +101,16 @@ def run_command(
 
 @cli.command("crosscheck")
 def crosscheck_command(
-    scenario: ScenarioArgument,
+    scenario: Annotated[
+        str | None, typer.Argument(metavar="[SCENARIO]", help="A name that `simlab list` shows.")
+    ] = None,
     *,
     seed: SeedOption = 0,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="A:B", help="Many seeds, real and with each mistake: one line a variant."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All scenarios, as with --seeds.")] = False,
     variant: VariantOption = None,
     sizes: SizesOption = None,
     postgres: PostgresOption = None,
@@ -113,19 +121,64 @@ def crosscheck_command(
 ) -> None:
     """Run a scenario on the model and on PostgreSQL in virtual time, and compare them event by event.
 
-    Then, where the scenario has one, the same story in real time, with real processes and a real SIGKILL.
+    Then, where the scenario has one, the same story in real time, with real processes and a real SIGKILL. With
+    --seeds or --all: in virtual time only, many seeds, the real scheduler and every famous mistake.
     """
     from simlab.crosschecks import crosscheck
 
     given = _sizes(sizes)
+    if every == (scenario is not None):
+        raise InvalidExperiment("name a scenario, or say --all")
+    if scenario is None or seeds is not None:
+        if variant is not None:
+            raise InvalidExperiment("--seeds and --all run every variant; leave --variant out")
+        _crosscheck_many(scenario, seeds or CROSSCHECK_ALL_SEEDS, given, postgres, as_json=as_json)
     with _server(postgres, needed=True) as server:
         checked = crosscheck(scenario, seed=seed, variant=variant, server=server, real=real, **given)
     if as_json:
-        _print_json(checked.summary())
+        print_json(checked.summary())
     else:
         print(checked.story())
         print(f"  {checked.server}")
     raise typer.Exit(checked.verdict.exit_code)
+
+
+def _crosscheck_many(
+    scenario: str | None, seeds: str, given: dict[str, Any], postgres: str | None, *, as_json: bool
+) -> NoReturn:
+    from simlab.crosschecks import crosscheck_many
+    from simlab.scenarios import SCENARIOS
+
+    names = list(SCENARIOS) if scenario is None else [scenario]
+    sizes = {name: {**SCENARIOS[name].small, **given} for name in names if name in SCENARIOS}
+    with _server(postgres, needed=True) as server:
+        frame = crosscheck_many(names, seeds=_seed_range(seeds), server=server, sizes=sizes, progress=_steps)
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    if as_json:
+        print_json(rows)
+    else:
+        header = ("scenario", "variant", "seeds", "digests equal", "as expected", "events")
+        print_table(
+            header,
+            [
+                (
+                    row["scenario"],
+                    row["variant"] or "the real scheduler",
+                    str(row["seeds"]),
+                    str(row["equal"]) if row["equal"] == row["seeds"] else f"{row['equal']} DIFFERENT",
+                    str(row["as_expected"])
+                    if row["as_expected"] == row["seeds"]
+                    else f"{row['as_expected']} NOT",
+                    f"{row['events']:,}",
+                )
+                for row in rows
+            ],
+        )
+        for row in rows:
+            if row["first_difference"] is not None:
+                print(f"\n{row['scenario']} {row['first_difference']}")
+    good = all(row["equal"] == row["seeds"] == row["as_expected"] for row in rows)
+    raise typer.Exit(0 if good else 1)
 
 
 @cli.command("list")
@@ -134,7 +187,7 @@ def list_command(as_json: JsonOption = False) -> None:
     from simlab.scenarios import SCENARIOS
 
     if as_json:
-        _print_json(
+        print_json(
             [
                 {
                     "scenario": scenario.name,
@@ -168,7 +221,7 @@ def demo_command(
 
     demo = run_demo(seed=seed, out=out, source=postgres, progress=_steps)
     if as_json:
-        _print_json(demo.summary())
+        print_json(demo.summary())
     else:
         print(demo.table())
     raise typer.Exit(demo.verdict.exit_code)
@@ -183,10 +236,18 @@ def doctor_command(as_json: JsonOption = False) -> None:
 
     findings = diagnose()
     if as_json:
-        _print_json([asdict(finding) for finding in findings])
+        print_json([asdict(finding) for finding in findings])
     else:
         print(render(findings))
     raise typer.Exit(0 if healthy(findings) else 1)
+
+
+def _seed_range(text: str) -> range:
+    """Read ``A:B`` as the seeds from A up to, and without, B."""
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise InvalidExperiment(f"--seeds {text}: write it as A:B, such as 0:50 for the seeds 0 to 49")
+    return range(int(first), int(last))
 
 
 def _sizes(given: Sequence[str] | None) -> dict[str, Any]:
@@ -221,43 +282,14 @@ def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
         yield update
 
 
-def _steps(steps: Sequence[str]) -> Iterator[str]:
+def _steps(steps: Sequence[Step]) -> Iterable[Step]:
+    """Pass on steps one by one, with a bar on a terminal that names the present one."""
     with tqdm(steps, unit="step", disable=None, leave=False) as bar:
         for step in bar:
-            bar.set_description(step)
+            bar.set_description(str(step))
             yield step
-
-
-def _print_json(result: object) -> None:
-    print(json.dumps(result, indent=2))
-
-
-def _report(error: Exception) -> int:
-    """Tell an error on stderr and return the exit code: one line for a user's, a traceback for one of ours."""
-    told = getattr(error, "format_message", None)  # an error of the command line parser
-    if isinstance(error, SimlabError | SchedulerError):
-        message, code = str(error), error.exit_code
-    elif told is not None:
-        message, code = f"{told()} See `simlab --help`.", 2
-    else:
-        traceback.print_exception(error)
-        return 1
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 VALID, 1 INVALID, 2 UNKNOWN or misuse, 3 no database."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        code = cli(words or ["--help"], prog_name="simlab", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has gone, as `head` does. Python would complain once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except (KeyboardInterrupt, typer.Abort):
-        return 128 + signal.SIGINT
-    except Exception as error:  # noqa: BLE001 - told in one line, or as the bug that it is
-        return _report(error)
-    return code if isinstance(code, int) else 0
+    return run_command_line(cli, arguments, program="simlab", own=(SimlabError, SchedulerError))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scheduler.console import table_text
 from simlab.checks import Verdict
 from simlab.crosschecks import CrossCheck, crosscheck
 from simlab.errors import PostgresUnavailable
@@ -20,7 +21,7 @@ __all__ = ["Demo", "run_demo"]
 
 SCENARIO = "crash-after-execution"
 
-Progress = Callable[[Sequence[str]], Iterator[str]]
+Progress = Callable[[Sequence[str]], Iterable[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +87,7 @@ class Demo:
     def table(self) -> str:
         """Return what the command prints."""
         header = ("scenario", "seed", "model", "PostgreSQL", "digests", "virtual s", "wall s")
-        lines = [header, *(_cells(row) for row in self.rows())]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-        text = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
+        text = [table_text(header, [_cells(row) for row in self.rows()])]
         text.append("")
         for check in self.checked:
             text += [line.strip() for line in check.story().splitlines() if "real time" in line]
@@ -149,5 +145,7 @@ def run_demo(*, seed: int, out: Path, source: str | None, progress: Progress) ->
         else [simulate(SCENARIO, seed=seed, variant=variant) for variant in variants]
     )
     demo = Demo(results=tuple(results), checked=tuple(checked), missing=missing, report=out / "report.html")
-    write_report(results, out, title="A crash after execution, made harmless", crosschecks=demo.rows())
+    write_report(
+        results, out, title="A crash after execution, made harmless", tables={"Three worlds": demo.rows()}
+    )
     return demo

@@ -73,6 +73,8 @@ class Scenario:
         One line.
     sizes
         The names and default values of what can be turned up.
+    small
+        Smaller values for when the story is told many times over; the others stay as they are.
     faults
         The plan of faults for given sizes.
     headline
@@ -95,6 +97,7 @@ class Scenario:
     name: str
     teaches: str
     sizes: Sizes
+    small: Sizes = field(default_factory=dict)
     settings: WorkerSettings
     faults: Callable[[Sizes], tuple[Fault, ...]]
     build: Callable[[World, Sizes, WorkerSettings], None]
