@@ -81,7 +81,8 @@ class Poller:
 
     async def _sweep_if_due(self) -> None:
         now_us = self._clock.now_us()
-        if now_us >= self._next_sweep_us:
+        # Nearer to this poll than to the next: waiting for the exact moment would sweep at every other poll.
+        if self._next_sweep_us - now_us <= self._settings.poll_interval_us // 2:
             reply = await self._store.sweep(limit=self._settings.sweep_limit)
             if len(reply.jobs) < self._settings.sweep_limit:
                 self._next_sweep_us = now_us + self._settings.sweep_interval_us

@@ -7,7 +7,7 @@ that show it, or UNKNOWN when the evidence cannot tell. Database time decides wh
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -62,14 +62,27 @@ class Evidence:
     effects: Sequence[Effect]
     settings: WorkerSettings = field(default_factory=WorkerSettings)
     lateness_bound_us: int | None = None
+    events: Sequence[Event] = field(init=False)
     by_job: Mapping[UUID, Sequence[tuple[int, Event]]] = field(init=False)
 
     def __post_init__(self) -> None:
+        # Spelled out once: each check that reads the columns anew costs as much as judging.
+        events = tuple(self.history)
         by_job: dict[UUID, list[tuple[int, Event]]] = {}
-        for index, event in enumerate(self.history):
+        for index, event in enumerate(events):
             if event.job is not None:
                 by_job.setdefault(event.job, []).append((index, event))
+        object.__setattr__(self, "events", events)
         object.__setattr__(self, "by_job", by_job)
+
+    @property
+    def crashed(self) -> set[tuple[str, int]]:
+        """The lives of hosts that ended by losing power: host and incarnation."""
+        return {
+            (event.host, event.incarnation)
+            for event in self.events
+            if event.kind == "fault" and event.detail == "crash"
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +265,12 @@ def dead_letters_earned(evidence: Evidence) -> Problems:
             continue
         ended_us = row.finished_at_us if row.finished_at_us is not None else -1
         # A retry that would come after the age limit is refused before the limit itself has passed.
-        aged = row.expires_at_us is not None and (ended_us >= row.expires_at_us or row.attempt > 0)
+        would_be_us = [
+            event.due_us
+            for _, event in evidence.by_job.get(row.job_id, ())
+            if event.kind == "finished" and event.detail == "retry to FAILED"
+        ]
+        aged = row.expires_at_us is not None and max(ended_us, *would_be_us, -1) >= row.expires_at_us
         if row.attempt < row.max_attempts and not aged:
             yield _Problem(
                 f"job {_name(row.job_id)} is FAILED after {row.attempt} of {row.max_attempts} attempts"
@@ -325,7 +343,7 @@ def lateness_bounded(evidence: Evidence) -> Problems:
     bound_us = evidence.lateness_bound_us
     if bound_us is None:
         return
-    healed_us = max((_over_us(event) for event in evidence.history if event.kind == "fault"), default=-1)
+    healed_us = max((_over_us(event) for event in evidence.events if event.kind == "fault"), default=-1)
     for job, events in evidence.by_job.items():
         enqueued_us = -1
         for index, event in events:
@@ -351,9 +369,9 @@ def _over_us(fault: Event) -> int:
 def healthy_keeps_lease(evidence: Evidence) -> Problems:
     """A worker that was well all along, with a store that was well, does not lose a lease by expiry."""
     unwell: dict[str, list[tuple[int, int]]] = {
-        host: [*spans] for host, spans in _asleep(evidence.history).items()
+        host: [*spans] for host, spans in _asleep(evidence.events).items()
     }
-    for event in evidence.history:
+    for event in evidence.events:
         if event.kind == "fault":
             unwell.setdefault(event.host, []).append((event.time_us, _over_us(event)))
     for job, events in evidence.by_job.items():
@@ -384,29 +402,42 @@ def loser_stops(evidence: Evidence) -> Problems:
     """
     settings = evidence.settings
     grace_us = settings.heartbeat_interval_us + 2 * settings.request_timeout_us
-    asleep = _asleep(evidence.history)
-    steps_us = [event.time_us for event in evidence.history if _is_store_step(event)]
+    asleep = _asleep(evidence.events)
+    steps_us = [event.time_us for event in evidence.events if _is_store_step(event)]
+    crashed = evidence.crashed
     for job, events in evidence.by_job.items():
-        running: dict[int, tuple[int, Event]] = {}
-        for index, event in events:
-            if event.kind == "executing":
-                running[event.token] = (index, event)
-            elif event.kind in {"executed", "raised", "aborted"}:
-                began = running.pop(event.token, None)
-                taken = _taken_at(events, event.token)
-                if began is None or taken is None:
-                    continue
-                went_on_us = event.time_us - taken[1].time_us
-                awake_us = went_on_us - _slept_us(asleep, event.host, taken[1].time_us, event.time_us)
-                stepped = any(
-                    taken[1].time_us - settings.lease_us <= at_us <= event.time_us for at_us in steps_us
+        for began, ended in _executions(evidence, events, crashed):
+            taken = _taken_at(events, began[1].token)
+            if taken is None:
+                continue
+            host, taken_us, ended_us = began[1].host, taken[1].time_us, ended[1].time_us
+            awake_us = ended_us - taken_us - _slept_us(asleep, host, taken_us, ended_us)
+            stepped = any(taken_us - settings.lease_us <= at_us <= ended_us for at_us in steps_us)
+            if awake_us > grace_us + (settings.lease_us if stepped else 0):
+                yield _Problem(
+                    f"{host} went on with job {_name(job)} (token {began[1].token}) for "
+                    f"{(ended_us - taken_us) / 1e6:g} s after it was given to {taken[1].host}",
+                    (began[0], taken[0], ended[0]),
                 )
-                if awake_us > grace_us + (settings.lease_us if stepped else 0):
-                    yield _Problem(
-                        f"{event.host} went on with job {_name(job)} (token {event.token}) for "
-                        f"{went_on_us / 1e6:g} s after it was given to {taken[1].host}",
-                        (began[0], taken[0], index),
-                    )
+
+
+def _executions(
+    evidence: Evidence, events: Sequence[tuple[int, Event]], crashed: set[tuple[str, int]]
+) -> Iterator[tuple[tuple[int, Event], tuple[int, Event]]]:
+    """Return each run of a job's handler, from its beginning to its end.
+
+    A run that never ended lasts to the end of the history, unless its machine lost power.
+    """
+    running: dict[int, tuple[int, Event]] = {}
+    for index, event in events:
+        if event.kind == "executing":
+            running[event.token] = (index, event)
+        elif event.kind in {"executed", "raised", "aborted"} and event.token in running:
+            yield running.pop(event.token), (index, event)
+    for began in running.values():
+        life = (began[1].host, began[1].incarnation)
+        if life not in crashed:
+            yield began, (len(evidence.events) - 1, evidence.events[-1])
 
 
 def _is_store_step(event: Event) -> bool:
@@ -417,11 +448,11 @@ def _taken_at(events: Sequence[tuple[int, Event]], token: int) -> tuple[int, Eve
     return next(((i, event) for i, event in events if event.kind == "claimed" and event.token > token), None)
 
 
-def _asleep(history: History) -> dict[str, list[tuple[int, int]]]:
+def _asleep(events: Sequence[Event]) -> dict[str, list[tuple[int, int]]]:
     """Return when each host stood still: its pauses, from and to, in virtual microseconds."""
     spans: dict[str, list[tuple[int, int]]] = {}
     since: dict[str, int] = {}
-    for event in history:
+    for event in events:
         if event.kind == "fault" and event.detail == "pause":
             since[event.host] = event.time_us
         elif event.kind == "fault" and event.detail in {"resume", "crash"} and event.host in since:
@@ -439,7 +470,7 @@ def _slept_us(asleep: Mapping[str, Sequence[tuple[int, int]]], host: str, from_u
 def slots_bounded(evidence: Evidence) -> Problems:
     """No worker runs more handlers at once than it has slots."""
     running: dict[tuple[str, int], set[tuple[UUID | None, int]]] = {}
-    for index, event in enumerate(evidence.history):
+    for index, event in enumerate(evidence.events):
         life = (event.host, event.incarnation)
         if event.kind == "executing":
             running.setdefault(life, set()).add((event.job, event.token))
@@ -461,7 +492,7 @@ def retries_spread(evidence: Evidence) -> Problems:
     """Jobs that failed together do not come back together: at most a quarter within any 50 ms."""
     due = sorted(
         (event.due_us, index)
-        for index, event in enumerate(evidence.history)
+        for index, event in enumerate(evidence.events)
         if event.kind == "finished" and event.due_us >= 0
     )
     if len(due) < RETRIES_TO_JUDGE:

@@ -228,9 +228,11 @@ class SimEvent:
         return self._flag
 
     async def wait(self, timeout_us: int | None = None) -> bool:
-        if self._flag:
-            return True
         kernel = self._life.host.kernel
+        if self._flag:
+            # No event of SimPy's: a loop around this would never come to a step that could be counted.
+            kernel.count_turn()
+            return True
         gate = simpy.Event(kernel)
         if timeout_us is None:
             self._gates.append(gate)

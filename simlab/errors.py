@@ -8,6 +8,7 @@
     ├── ServerControlError         a pid, a stop or a start asked of a server that cannot give it           exit 2
     ├── UnknownScenario            a scenario, variant or size that does not exist                          exit 2
     ├── InvalidExperiment          a seed, a fault or a saved result that cannot be used                    exit 2
+    ├── ReplayDiffers              a saved experiment came out differently when it was run again            exit 2
     └── SimulationError            the simulation itself cannot go on                                       exit 2
         ├── ForeignAwait           a coroutine awaited something that is not the clock's
         └── SimulationStalled      very many steps without time advancing
@@ -24,6 +25,7 @@ __all__ = [
     "ForeignAwait",
     "InvalidExperiment",
     "PostgresUnavailable",
+    "ReplayDiffers",
     "ServerControlError",
     "ServerUnreachable",
     "SimlabError",
@@ -83,6 +85,23 @@ class UnknownScenario(SimlabError):
 
 class InvalidExperiment(SimlabError):
     """A seed, a fault, a size or a saved result that cannot be used."""
+
+
+class ReplayDiffers(SimlabError):
+    """A saved experiment came out differently when it was run again.
+
+    Parameters
+    ----------
+    file
+        Where the experiment was saved.
+    difference
+        What differs first, as a sentence.
+    """
+
+    def __init__(self, file: str, difference: str) -> None:
+        self.file = file
+        self.difference = difference
+        super().__init__(f"{file} does not replay: {difference}")
 
 
 class SimulationError(SimlabError):

@@ -15,7 +15,7 @@ from scheduler.worker import Worker
 from simlab.checks import Evidence, judge, overall
 from simlab.effects import EffectMode
 from simlab.errors import InvalidExperiment
-from simlab.faults import Fault
+from simlab.faults import Fault, HandlerOverruns, StoreClockStep
 from simlab.kernel import checked_decisions
 from simlab.pgserver import PostgresServer, throwaway_postgres
 from simlab.pgworld import postgres_backend
@@ -100,7 +100,18 @@ def simulate(
         raise InvalidExperiment(f"{scenario} has a load of its own; only mixed takes a workload")
     else:
         plan = found.faults(checked) if faults is None else tuple(faults)
-    run = partial(_run, found, chosen, checked, plan, orders or (), workload, seed, store, progress)
+    run = partial(
+        _run,
+        scenario=found,
+        variant=chosen,
+        sizes=checked,
+        plan=plan,
+        decisions=orders or (),
+        workload=workload,
+        seed=seed,
+        store=store,
+        progress=progress,
+    )
     if store == "model":
         return run(
             partial(model_backend, store_class=chosen.model_store, wrap=chosen.wrap)
@@ -125,7 +136,24 @@ def _on(server: PostgresServer, variant: Variant | None) -> OpenBackend:
     )
 
 
+def _lateness_us(scenario: Scenario, sizes: dict[str, int], plan: tuple[Fault, ...]) -> int | None:
+    """Return how late a job may begin: what the scenario promises, and longer with faults that are not its own."""
+    bound_us = scenario.lateness_us(sizes)
+    foreign = [fault for fault in plan if fault not in scenario.faults(sizes)]
+    if bound_us is None or scenario.draw is not None or not foreign:
+        return bound_us
+    settings = scenario.settings
+    # A fault may cost a lease, which must first run out and be swept; a handler's overrun keeps its slot; and a
+    # database whose clock is set back gives a dead worker that much more.
+    again_us = settings.lease_us + settings.sweep_interval_us + settings.poll_interval_us
+    longer_us = sum(fault.by_us * fault.attempts for fault in foreign if isinstance(fault, HandlerOverruns))
+    back_us = sum(max(0, -fault.by_us) for fault in foreign if isinstance(fault, StoreClockStep))
+    return bound_us + again_us + 4 * settings.request_timeout_us + longer_us + back_us
+
+
 def _run(
+    open_backend: OpenBackend,
+    *,
     scenario: Scenario,
     variant: Variant | None,
     sizes: dict[str, int],
@@ -135,7 +163,6 @@ def _run(
     seed: int,
     store: str,
     progress: Progress | None,
-    open_backend: OpenBackend,
 ) -> Result:
     world = World(
         seed=seed,
@@ -169,7 +196,7 @@ def _run(
         table,
         effects,
         settings=scenario.settings,
-        lateness_bound_us=scenario.lateness_us(sizes),
+        lateness_bound_us=_lateness_us(scenario, sizes, plan),
     )
     checks = judge(evidence, scenario.checks)
     return Result(

@@ -17,7 +17,14 @@ from simpy.events import NORMAL, URGENT, EventPriority
 
 from simlab.errors import ForeignAwait, InvalidExperiment, SimulationError, SimulationStalled
 
-__all__ = ["MAX_STEPS_AT_ONE_INSTANT", "MAX_TIES", "DecidedKernel", "Kernel", "checked_decisions", "checked_delay"]
+__all__ = [
+    "MAX_STEPS_AT_ONE_INSTANT",
+    "MAX_TIES",
+    "DecidedKernel",
+    "Kernel",
+    "checked_decisions",
+    "checked_delay",
+]
 
 MAX_STEPS_AT_ONE_INSTANT = 5_000_000
 """So many steps without time advancing mean that something spins."""
@@ -139,9 +146,17 @@ class Kernel(simpy.Environment):
             self._steps_here = 0
             self._spinners.clear()
             return
+        self.count_turn()
+
+    def count_turn(self) -> None:
+        """Count something done without time advancing; too much of it is an error naming what spins."""
         self._steps_here += 1
         if self._steps_here > self._limit:
-            raise SimulationStalled(self.now_us, self._limit, self._spinners)
+            if self._active_proc is not None:
+                self._spinners.setdefault(self._active_proc.name, 1)
+            stalled = SimulationStalled(self.now_us, self._limit, self._spinners)
+            self.fail(stalled)
+            raise stalled
 
     def _note_spinner(self) -> None:
         for callback in self._queue[0][3].callbacks if self._queue else ():

@@ -179,6 +179,12 @@ class Result:
         (path / "result.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         return path
 
+    def save_experiment(self, path: str | Path) -> Path:
+        """Write what decided the run, and what came of it, to one file that ``simlab replay`` runs again."""
+        from simlab.replay import save_experiment
+
+        return save_experiment(self, path)
+
     @classmethod
     def load(cls, folder: str | Path) -> Result:
         """Read a saved result back.

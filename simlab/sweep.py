@@ -203,7 +203,9 @@ def _cluster(address: str | None) -> Iterator[None]:
     try:
         client = Client(address, timeout="5s", set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
-        raise InvalidExperiment(f"no Dask scheduler at {address}: {error}; it looks like tcp://host:8786") from error
+        raise InvalidExperiment(
+            f"no Dask scheduler at {address}: {error}; it looks like tcp://host:8786"
+        ) from error
     with client, joblib.parallel_config(backend="dask", client=client):
         yield
 

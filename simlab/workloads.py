@@ -166,12 +166,11 @@ class Workload:
 
     def __str__(self) -> str:
         spread = f" to {_ms(self.latency_us + self.jitter_us)}" if self.jitter_us else ""
-        lines = [
+        fleet = (
             f"{self.n_workers} workers with {self.concurrency} slots and {self.prefetch} ahead, "
             f"{_ms(self.latency_us)}{spread} to the store"
-        ]
-        lines += [f"job {number}: {job}" for number, job in enumerate(self.jobs)]
-        return "\n".join(lines)
+        )
+        return "\n".join([fleet, *(f"job {number}: {job}" for number, job in enumerate(self.jobs))])
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a JSON-able dict."""

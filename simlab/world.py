@@ -150,6 +150,7 @@ class World:
         self._open_backend = open_backend
         self._worker_class = worker_class
         self._effect_mode = effect_mode
+        self._later: dict[str, int] = {}
         self._running: dict[Incarnation, tuple[Worker, SimTask]] = {}
         self._boots: dict[str, Callable[[Incarnation], None]] = {}
         self.database_host = Host("database", kernel=self.kernel, streams=self.streams)
@@ -174,13 +175,16 @@ class World:
         *,
         wall_offset_us: int = 0,
         drift_ppm: int = 0,
+        starts_at_us: int = 0,
     ) -> Host:
-        """Add a machine; `boot` starts what runs on it, now and after every restart."""
+        """Add a machine; `boot` starts what runs on it, at an instant of the story and after every restart."""
         host = Host(
             name, kernel=self.kernel, streams=self.streams, wall_offset_us=wall_offset_us, drift_ppm=drift_ppm
         )
         self.hosts[name] = host
         self._boots[name] = boot
+        if starts_at_us:
+            self._later[name] = starts_at_us
         return host
 
     def start_worker(self, life: Incarnation, app: App, settings: WorkerSettings) -> Worker:
@@ -217,21 +221,21 @@ class World:
         self.recorder.stopping(life)
         worker.stop()
         if replace_after_us is not None and run.process.callbacks is not None:
-            after_us = replace_after_us
-            run.process.callbacks.append(
-                lambda _: self.kernel.after(after_us, lambda: self._renew(host, life))
-            )
+            run.process.callbacks.append(lambda _: self._renew(host, life, replace_after_us))
 
-    def _renew(self, host: Host, life: Incarnation) -> None:
-        if life.alive:
+    def _renew(self, host: Host, life: Incarnation, after_us: int) -> None:
+        def renew() -> None:
+            if not life.alive:
+                return
             # Its worker has ended, so that switching the machine off cuts nothing short.
             host.crash()
             host.restart()
             self.boot(host)
 
+        self.kernel.after(after_us, renew)
+
     def spawn(self, life: Incarnation, coroutine: Coroutine[Any, Any, None], name: str) -> SimTask:
         """Run a coroutine on a host; if it breaks, so does the run."""
-
         task = life.host.clock.spawn(coroutine, name)
 
         def ended(_: object) -> None:
@@ -323,7 +327,7 @@ class World:
             self._injector.arm(host)
         self._injector.arm_store()
         for host in self.hosts.values():
-            self.boot(host)
+            self._first_boot(host)
         for part in range(1, 101):
             self.kernel.run_until(until_us * part // 100)
             if progress is not None:
@@ -333,6 +337,14 @@ class World:
         for worker in self.workers:
             worker.stop()
         self.kernel.run_until(self.kernel.now_us + drain_us)
+
+    def _first_boot(self, host: Host) -> None:
+        life = host.life
+        if host.name not in self._later:
+            self.boot(host)
+        else:
+            # Unless a power cut came first: then it has been booted after that.
+            self.kernel.after(self._later[host.name], lambda: self.boot(host) if life.alive else None)
 
     def boot(self, host: Host) -> None:
         """Start what runs on a host."""

@@ -34,6 +34,7 @@ n_workers = 2
 fast = False
 
 # %%
+# %matplotlib inline
 import inspect
 from functools import partial
 
@@ -92,6 +93,14 @@ print(
 # %%
 healthy = run(faults=())
 tally({"healthy": healthy})
+
+# %% [markdown]
+# The same run as a picture: workers down, virtual time across, one row a claim. A claim waits in its worker's heap (the
+# line) until the job is due and its handler runs (the block). The bottom row is the outside world. You will see this
+# picture again with faults in it.
+
+# %%
+axes = healthy.plot_timeline()
 
 # %%
 when = healthy.events.pivot_table(index="job", columns="kind", values="time_s", aggfunc="first")
@@ -291,8 +300,11 @@ print(excerpt(inspect.getsource(chaos_app), "key = str", "ON CONFLICT"))
 idempotent = run()
 tally({"plain handler": plain, "idempotent handler": idempotent})
 
+# %% [markdown]
+# Plain above, idempotent below. The workers' rows are the same, to the microsecond; compare the bottom rows.
+
 # %%
-axes = plot_side_by_side(plain, idempotent)
+figure = plot_side_by_side(plain, idempotent)
 
 # %%
 assert idempotent.verdict == "VALID", "with an idempotent handler the same faults break nothing"

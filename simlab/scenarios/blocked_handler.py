@@ -11,7 +11,6 @@ from scheduler.app import Client
 from scheduler.policy import WorkerSettings
 from simlab.faults import Fault, HandlerBlocks
 from simlab.naive.no_idempotency import NO_IDEMPOTENCY
-from simlab.naive.unguarded_finish import UNGUARDED_FINISH
 from simlab.scenario import Scenario, Sizes
 from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
 from simlab.world import World
@@ -66,5 +65,5 @@ SCENARIO = Scenario(
     build=_build,
     until_us=_until_us,
     lateness_bound_us=_lateness_bound_us,
-    variants=(UNGUARDED_FINISH, NO_IDEMPOTENCY),
+    variants=(NO_IDEMPOTENCY,),
 )

@@ -95,8 +95,8 @@ async def _round(world: World, life: Incarnation, client: Client, *, number: int
         cancel_us.append(chance.randint(*at_us))
     asked_us = life.host.clock.now_us()
     jobs = await client.enqueue_many(requests)
-    for at_us, job in sorted(zip(cancel_us, jobs, strict=True)):
-        await life.host.clock.sleep_us(max(0, asked_us + at_us - life.host.clock.now_us()))
+    for when_us, job in sorted(zip(cancel_us, jobs, strict=True)):
+        await life.host.clock.sleep_us(max(0, asked_us + when_us - life.host.clock.now_us()))
         world.spawn(life, _cancel(world, life, [job]), f"cancel {job}")
 
 

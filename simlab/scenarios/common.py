@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from scheduler.app import App, Client, JobRequest
+from scheduler.errors import StoreUnavailable
 from scheduler.policy import Retry, WorkerSettings
 from scheduler.pool import RunningJob
 from simlab.hosts import Incarnation
@@ -69,7 +70,11 @@ def add_client(
         client = world.client(life, work_app(world, life, treatment))
 
         async def run() -> None:
-            await load(client)
+            try:
+                await load(client)
+            except StoreUnavailable as error:
+                # It gives up, as a client may: what it did not hear of may be in the table or not.
+                world.recorder.observer(life)("unavailable", None, str(error))
 
         world.spawn(life, run(), name)
 

@@ -20,7 +20,7 @@ from simlab.world import World
 
 __all__ = ["SCENARIO"]
 
-MIDNIGHT_US = 60 * SECOND_US
+MIDNIGHT_US = 20 * SECOND_US
 """When it strikes, in virtual time."""
 
 SERVICE_US = (20_000, 180_000)
@@ -62,7 +62,7 @@ def _work_us(sizes: Sizes) -> int:
 
 
 def _until_us(sizes: Sizes) -> int:
-    return MIDNIGHT_US + _work_us(sizes) + 30 * SECOND_US
+    return MIDNIGHT_US + _work_us(sizes) + 10 * SECOND_US
 
 
 def _lateness_bound_us(sizes: Sizes) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from scheduler.app import Client
 from scheduler.policy import WorkerSettings
-from simlab.faults import Crash, Fault, At
+from simlab.faults import At, Crash, Fault
 from simlab.scenario import Scenario, Sizes
 from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
 from simlab.world import World

@@ -10,15 +10,11 @@ from scheduler.app import Client
 from scheduler.policy import WorkerSettings
 from simlab.faults import Fault, HandlerOverruns
 from simlab.naive.runs_on_timer import RUNS_ON_TIMER
-from simlab.naive.thread_per_job import THREAD_PER_JOB
 from simlab.scenario import Scenario, Sizes
 from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
 from simlab.world import World
 
 __all__ = ["SCENARIO"]
-
-SPREAD_US = 12 * SECOND_US
-"""The time in which one worker's share of a round comes due."""
 
 OVERRUN_US = 200 * SECOND_US
 SERVICE_US = (50_000, 400_000)

@@ -131,7 +131,7 @@ def test_an_event_of_another_simulation_is_refused():
     async def handler():
         await wait_for(other.kernel.after(5, lambda: None))
 
-    with pytest.raises(ForeignAwait, match="handler, line .* awaits an event of another simulation"):
+    with pytest.raises(ForeignAwait, match=r"handler, line .* awaits an event of another simulation"):
         bench.run(handler())
 
 

@@ -50,7 +50,7 @@ def test_a_plan_of_ones_own_takes_the_place_of_the_scenarios():
 
 @pytest.mark.parametrize("seed", [1.0, "7", None, True])
 def test_a_seed_that_is_no_whole_number_is_refused(seed):
-    with pytest.raises(InvalidExperiment, match="seed=.*: a seed is a whole number"):
+    with pytest.raises(InvalidExperiment, match=r"seed=.*: a seed is a whole number"):
         simulate(CRASH, seed=seed)
 
 

@@ -135,13 +135,13 @@ def test_a_negative_number_is_refused(kind, name):
 
 @pytest.mark.parametrize("at_us", [-1, 1.0, math.nan, True, None])
 def test_an_instant_that_is_none_is_refused(at_us):
-    with pytest.raises(InvalidExperiment, match="at_us=.*must be a whole number of at least 0"):
+    with pytest.raises(InvalidExperiment, match=r"at_us=.*must be a whole number of at least 0"):
         At(at_us)
 
 
 @pytest.mark.parametrize("nth", [0, -1, 1.0, True])
 def test_a_count_of_a_failpoint_begins_at_one(nth):
-    with pytest.raises(InvalidExperiment, match="nth=.*at least 1"):
+    with pytest.raises(InvalidExperiment, match=r"nth=.*at least 1"):
         Reached("after_execute", nth)
 
 
@@ -216,6 +216,6 @@ def test_reading_a_fault_leaves_the_dict_alone():
 
 def test_a_plan_that_names_an_unknown_host_is_refused():
     plan = [Pause(host="w1", when=At(1), for_us=1), Crash(host="w9", when=At(1))]
-    with pytest.raises(InvalidExperiment, match="w9 loses power .* no host 'w9'; there are w1, w2"):
+    with pytest.raises(InvalidExperiment, match=r"w9 loses power .* no host 'w9'; there are w1, w2"):
         check_hosts(plan, ["w1", "w2"])
     check_hosts(plan[:1], ["w1", "w2"])

@@ -323,6 +323,6 @@ def _with(path, *, names, **columns):
 def test_a_file_that_is_no_history_is_refused_in_one_line(spoil, tmp_path):
     path = tmp_path / "history.npz"
     spoil(path)
-    with pytest.raises(InvalidExperiment, match="history.npz is not a saved history") as told:
+    with pytest.raises(InvalidExperiment, match=r"history.npz is not a saved history") as told:
         History.load(path)
     assert "\n" not in str(told.value)

@@ -84,7 +84,7 @@ def test_the_monotonic_clock_never_goes_back_however_the_drift_changes(changes):
 
 @pytest.mark.parametrize("ppm", [-500_001, 1_000_001, 1.5, True, None])
 def test_an_impossible_drift_is_refused(ppm):
-    with pytest.raises(SimulationError, match="host w2: drift of .* ppm"):
+    with pytest.raises(SimulationError, match=r"host w2: drift of .* ppm"):
         Bench().add("w2", drift_ppm=ppm)
 
 

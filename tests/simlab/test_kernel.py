@@ -8,8 +8,8 @@ import pytest
 import simpy
 
 from simlab.clock import wait_for
-from simlab.errors import ForeignAwait, SimulationError, SimulationStalled
-from simlab.kernel import Kernel, checked_delay
+from simlab.errors import ForeignAwait, InvalidExperiment, SimulationError, SimulationStalled
+from simlab.kernel import DecidedKernel, Kernel, checked_delay
 from tests.simlab.bench import SECOND, Bench, run_dry
 
 # Time.
@@ -236,3 +236,80 @@ def test_asking_for_the_loop_during_a_run_names_the_function():
     with pytest.raises(ForeignAwait, match="handler, line") as told:
         bench.run(handler())
     assert "call_soon" in told.value.what
+
+
+# Decisions: what is due at one instant, in another order.
+
+
+def order(decisions: list[int], *, ties: int = 4) -> str:
+    kernel = DecidedKernel(decisions)
+    done: list[str] = []
+    for letter in "abcdefgh"[:ties]:
+        kernel.after(5, lambda letter=letter: done.append(letter))
+    kernel.after(9, lambda: done.append("z"))
+    kernel.run_until(20)
+    return "".join(done)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "expected"),
+    [
+        ([], "abcdz"),
+        ([0, 0, 0], "abcdz"),
+        ([1], "bacdz"),
+        ([3, 2, 1], "dcbaz"),
+        ([4, 5], "adbcz"),
+        ([0, 0, 1], "abdcz"),
+        ([7, 7, 7, 7, 7], "dbcaz"),
+    ],
+)
+def test_each_decision_says_which_of_the_tied_events_is_next_and_then_the_order_is_that_of_scheduling(
+    decisions, expected
+):
+    assert order(decisions) == expected
+
+
+def test_an_event_alone_at_its_instant_takes_no_decision():
+    kernel = DecidedKernel([1, 1])
+    done: list[str] = []
+    for at, letter in ((1, "a"), (2, "b"), (3, "c"), (3, "d")):
+        kernel.after(at, lambda letter=letter: done.append(letter))
+    kernel.run_until(10)
+    assert done == ["a", "b", "d", "c"]
+    assert kernel.decided == 1
+
+
+def test_a_cancelled_event_takes_no_part_in_a_decision():
+    kernel = DecidedKernel([1])
+    done: list[str] = []
+    kernel.cancel(kernel.after(5, lambda: done.append("never")))
+    for letter in "ab":
+        kernel.after(5, lambda letter=letter: done.append(letter))
+    kernel.run_until(10)
+    assert done == ["b", "a"]
+
+
+def test_an_interruption_is_never_reordered():
+    """A cancellation comes before what is due at its instant, whatever the decisions say."""
+    for decisions in ([], [1, 1, 1, 1], [2, 2, 2, 2]):
+        bench = Bench()
+        bench.kernel = DecidedKernel(decisions)
+        bench.host = bench.add("w1")
+        seen: list[str] = []
+
+        async def sleeps(bench=bench, seen=seen) -> None:
+            await bench.clock.sleep_us(5)
+            seen.append("slept")
+
+        task = bench.spawn(sleeps())
+        bench.kernel.after(5, lambda seen=seen: seen.append("other"))
+        bench.until(4)
+        task.cancel()
+        bench.until(10)
+        assert seen == ["other"]
+
+
+@pytest.mark.parametrize("decision", [-1, 1.0, True, "1", None])
+def test_a_decision_that_is_no_whole_number_is_refused(decision):
+    with pytest.raises(InvalidExperiment, match=r"decision .*: must be a whole number of at least 0"):
+        DecidedKernel([0, decision])

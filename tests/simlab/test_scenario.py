@@ -43,10 +43,10 @@ def test_a_scenario_is_found_by_its_name_which_is_its_key():
 
 def test_what_is_unknown_is_refused_with_what_there_is():
     crash = find_scenario("crash-after-execution")
-    with pytest.raises(UnknownScenario, match="unknown scenario 'x'; there are: .*crash-after-execution"):
+    with pytest.raises(UnknownScenario, match=r"unknown scenario 'x'; there are: .*crash-after-execution"):
         find_scenario("x")
     with pytest.raises(
-        UnknownScenario, match="unknown variant of crash-after-execution 'x'; there are: .*unguarded"
+        UnknownScenario, match=r"unknown variant of crash-after-execution 'x'; there are: .*unguarded"
     ):
         crash.variant("x")
     with pytest.raises(
@@ -57,7 +57,7 @@ def test_what_is_unknown_is_refused_with_what_there_is():
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, "3", None])
 def test_a_size_that_is_none_is_refused(value):
-    with pytest.raises(InvalidExperiment, match="n_jobs=.*: a size is a whole number of at least 1"):
+    with pytest.raises(InvalidExperiment, match=r"n_jobs=.*: a size is a whole number of at least 1"):
         find_scenario("crash-after-execution").sized({"n_jobs": value})
 
 
