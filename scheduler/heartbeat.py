@@ -60,7 +60,7 @@ class Heartbeat:
         every = True
         if self._failpoint is not None:
             await self._failpoint("before_heartbeat", None)
-        jobs = [job for job in self._held if job.abort is None]
+        jobs = self._worth_renewing()
         for first in range(0, len(jobs), self._settings.batch):
             part = jobs[first : first + self._settings.batch]
             sent_us = self._clock.now_us()
@@ -70,6 +70,16 @@ class Heartbeat:
         if self._failpoint is not None:
             await self._failpoint("after_heartbeat", None)
         return every
+
+    def _worth_renewing(self) -> list[HeldJob]:
+        # After a long pause this beat may come before the watch has looked. Renewing a lease that is over by
+        # our own count would keep a job, about to be aborted here, from everybody else for another lease.
+        now_us = self._clock.now_us()
+        return [
+            job
+            for job in self._held
+            if job.abort is None and (job.lease_until_us > now_us or job.phase is Phase.FINISHING)
+        ]
 
     def _believe(self, asked: list[HeldJob], reply: HeartbeatReply, *, lease_until_us: int) -> None:
         renewed = {held.job_id: held for held in reply.held}

@@ -45,6 +45,8 @@ from scheduler.store import (
     Stats,
     SweepReply,
     Swept,
+    refuse_repeated_jobs,
+    refuse_repeated_leases,
 )
 
 __all__ = [
@@ -223,6 +225,7 @@ class PostgresStore:
         return PostgresStore(ConnectionDatabase(connection), queries=self._sql)
 
     async def enqueue(self, jobs: Sequence[NewJob], /) -> EnqueueReply:
+        refuse_repeated_jobs(jobs)
         payloads = [json.dumps(dict(job.payload)) for job in jobs]
         identity: dict[str, Any] = {
             "job_ids": [job.job_id for job in jobs],
@@ -291,6 +294,7 @@ class PostgresStore:
         )
 
     async def start(self, refs: Sequence[LeaseRef], /) -> StartReply:
+        refuse_repeated_leases(refs)
         rows = await self._database.fetch(self._sql.start, _named(refs))
         now_us = _instant(rows[0][0])
         return StartReply(
@@ -300,6 +304,7 @@ class PostgresStore:
         )
 
     async def heartbeat(self, refs: Sequence[LeaseRef], /, *, lease_us: int) -> HeartbeatReply:
+        refuse_repeated_leases(refs)
         rows = await self._database.fetch(self._sql.heartbeat, _named(refs) | {"lease": _interval(lease_us)})
         return HeartbeatReply(
             _instant(rows[0][0]), tuple(Renewed(row[1], row[2], row[3]) for row in rows if row[1])
@@ -308,6 +313,7 @@ class PostgresStore:
     async def finish(self, outcomes: Sequence[Outcome], /) -> FinishReply:
         if not outcomes:
             raise ValueError("finish needs at least one outcome")
+        refuse_repeated_leases([outcome.ref for outcome in outcomes])
         rows = await self._database.fetch(
             self._sql.finish,
             _named([outcome.ref for outcome in outcomes])

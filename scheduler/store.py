@@ -5,10 +5,12 @@ scheduler sends **durations, never instants** (a run time that a user chose as a
 it is data). Every reply says the database's time of its transaction, for the record, never for decisions.
 
 Every write after the claim names job, owner and token; a write whose lease is no longer the row's is
-refused row by row, never as an error. A store raises :class:`~scheduler.errors.StoreUnavailable` when it
+refused row by row, never as an error. A batch names each lease, and each new job, at most once: a repetition is
+a mistake of the caller's and a ValueError. (Job identities that people name, to cancel or to replay, may be
+repeated; each place gets the same answer.) A store raises :class:`~scheduler.errors.StoreUnavailable` when it
 cannot say what happened.
 
-This module owns the vocabulary and holds no behaviour.
+This module owns the vocabulary and holds no behaviour but that limit.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ __all__ = [
     "Store",
     "SweepReply",
     "Swept",
+    "refuse_repeated_jobs",
+    "refuse_repeated_leases",
 ]
 
 
@@ -177,7 +181,8 @@ class Finished:
 
     `recovered` is True when this same outcome had been written before (its reply was lost on the way).
     Neither means the write was refused: the lease is somebody else's, or the job was cancelled. `state` is
-    None when there is no such job.
+    None when there is no such job. What was not written is told as it stood when the call reached the
+    database, even if the call then had to wait for a lock, and the row changed meanwhile.
     """
 
     job_id: UUID
@@ -272,3 +277,29 @@ class Store(Protocol):
 
     async def stats(self) -> Stats:
         """Return counts by state and the age of the oldest due job."""
+
+
+def refuse_repeated_leases(refs: Sequence[LeaseRef]) -> None:
+    """Refuse a batch that names one lease twice: of two outcomes for one lease, nobody knows which is meant.
+
+    Two leases of the same job, an old and a new one, may stand in one batch; at most one of them is the row's.
+
+    Raises
+    ------
+    ValueError
+        If a lease is named twice.
+    """
+    if len(set(refs)) < len(refs):
+        raise ValueError("a batch names each lease at most once")
+
+
+def refuse_repeated_jobs(jobs: Sequence[NewJob]) -> None:
+    """Refuse a batch that enqueues one job twice.
+
+    Raises
+    ------
+    ValueError
+        If an identity is given to two jobs.
+    """
+    if len({job.job_id for job in jobs}) < len(jobs):
+        raise ValueError("a batch enqueues each job, by its identity, at most once")

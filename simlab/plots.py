@@ -41,6 +41,8 @@ _LANE = 0.8
 
 @contextmanager
 def _styled() -> Iterator[None]:
+    # Chosen here, outside the context, which would take back what choosing a backend switches on.
+    plt.get_backend()
     style = str(resources.files("simlab") / "simlab.mplstyle")
     with mpl.style.context(style):
         yield

@@ -2,6 +2,8 @@
 --
 -- A conflict on the idempotency key or on the job's own identity (a repeated insert whose first reply was
 -- lost) inserts nothing and is no error; `existing.sql` then tells which job stands in its place.
+-- An insert waits for another transaction that is inserting the same key; in the order of the keys, two batches
+-- never wait for each other in a circle.
 -- A delay counts from the database's now(), never from the caller's clock.
 INSERT INTO scheduler_jobs (
     job_id, task, payload, run_at, state, attempt, max_attempts, expires_at,
@@ -26,6 +28,6 @@ FROM unnest(
 ) WITH ORDINALITY AS asked (
     job_id, task, payload, run_at, delay, max_attempts, max_age, idempotency_key, n
 )
-ORDER BY asked.n
+ORDER BY asked.idempotency_key COLLATE "C", asked.n
 ON CONFLICT DO NOTHING
 RETURNING scheduler_jobs.job_id, now();

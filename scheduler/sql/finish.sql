@@ -3,7 +3,8 @@
 -- Retry is rescheduling: the job is PENDING again at now() + delay, unless its attempts or its age are
 -- exhausted (a dead letter) or its cancellation was asked for. A release gives the attempt back: it never ran.
 -- `recovered` says that the row, under this very token, stands as this outcome leaves it: an earlier call of
--- ours did it and its reply was lost.
+-- ours did it and its reply was lost. An old and a new lease of one job may stand in one batch, so that the
+-- answer goes by the place in the batch and not by the job.
 WITH asked AS (
     SELECT asked.job_id, asked.owner, asked.token, asked.kind, asked.delay, asked.error, asked.n
     FROM unnest(
@@ -12,7 +13,7 @@ WITH asked AS (
     ) WITH ORDINALITY AS asked (job_id, owner, token, kind, delay, error, n)
 ),
 mine AS MATERIALIZED (
-    SELECT job.job_id, asked.kind, asked.delay, asked.error,
+    SELECT job.job_id, asked.kind, asked.delay, asked.error, asked.n,
         CASE asked.kind
             WHEN 'succeeded' THEN 'SUCCEEDED'
             WHEN 'failed' THEN 'FAILED'
@@ -42,7 +43,7 @@ written AS (
         finished_at = CASE WHEN mine.next = 'PENDING' THEN NULL ELSE now() END
     FROM mine
     WHERE job.job_id = mine.job_id
-    RETURNING job.job_id, job.state
+    RETURNING job.job_id, job.state, mine.n
 )
 SELECT
     now() AS db_now,
@@ -59,6 +60,6 @@ SELECT
         END AS recovered,
     coalesce(written.state, job.state) AS state
 FROM asked
-LEFT JOIN written ON written.job_id = asked.job_id
+LEFT JOIN written ON written.n = asked.n
 LEFT JOIN scheduler_jobs AS job ON job.job_id = asked.job_id
 ORDER BY asked.n;

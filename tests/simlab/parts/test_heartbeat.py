@@ -12,7 +12,8 @@ from scheduler.errors import LeaseLost
 from scheduler.jobs import JobState
 from scheduler.policy import WorkerSettings
 from scheduler.store import CancelResult
-from simlab.faults import At, Partition, ReplyLost, RequestLost
+from simlab.experiment import simulate
+from simlab.faults import At, Partition, Pause, Reached, ReplyLost, RequestLost
 from simlab.network import Latency
 from simlab.store import ModelStore
 from tests.simlab.bench import MS, SECOND, Story, at_once, opened_story, working_app
@@ -311,3 +312,14 @@ def test_a_job_cancelled_while_it_waits_never_runs():
         # One was due before the next heartbeat: the start was refused. The other was learnt of by the heartbeat.
         assert story.kinds(soon)[-2:] == ["rejected", "dropped"]
         assert story.kinds(later)[-2:] == ["rejected", "aborted"]
+
+
+def test_a_lease_that_is_over_by_our_own_count_is_not_renewed() -> None:
+    """After a pause of almost a lease, the beat comes before the watch: what is given up must not be kept from others."""
+    plan = (Pause(host="w2", when=Reached("before_execute"), for_us=54_000_000),)
+    result = simulate("crash-after-execution", seed=7, faults=plan)
+    events = result.events
+    aborted_s = events[events["kind"] == "aborted"]["time_s"]
+    swept_s = events[events["kind"] == "swept"]["time_s"]
+    assert len(aborted_s) == len(swept_s) > 0
+    assert swept_s.max() < aborted_s.max() + 10
