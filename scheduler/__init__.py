@@ -10,7 +10,7 @@
 
     @app.task(max_attempts=5)
     async def remind(job, *, user_id):
-        ...                      # may run more than once: make it safe to repeat for job.job_id
+        ...                      # may run more than once: must be safe to repeat for job.job_id
 
     async with open_postgres(dsn) as store:
         client = Client(app, store, rng=random.SystemRandom())

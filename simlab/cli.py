@@ -227,6 +227,22 @@ def demo_command(
     raise typer.Exit(demo.verdict.exit_code)
 
 
+@cli.command("gallery")
+def gallery_command(
+    scenarios: Annotated[
+        list[str] | None, typer.Argument(metavar="[SCENARIO]...", help="Only these; by default all.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the pages go.")] = Path(
+        "out/gallery"
+    ),
+) -> None:
+    """Draw every scenario: timelines, states and lateness, the real scheduler beside each famous mistake."""
+    from simlab.gallery import write_gallery
+
+    index = write_gallery(out, scenarios=scenarios or None, progress=_steps)
+    print(f"written: {index}")
+
+
 @cli.command("doctor")
 def doctor_command(as_json: JsonOption = False) -> None:
     """Say what this machine offers, which PostgreSQL would be used, and what is missing."""

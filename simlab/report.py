@@ -19,7 +19,7 @@ from simlab.results import Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["write_report"]
+__all__ = ["save_figure", "write_report"]
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -103,14 +103,18 @@ def _section(result: Result, folder: Path) -> str:
     )
 
 
-def _picture(figure: Figure, path: Path, alt: str) -> str:
+def save_figure(figure: Figure, path: Path) -> bytes:
+    """Write a figure as PNG and return its bytes: the same for the same figure, on any day."""
     buffer = BytesIO()
-    # Without the software's name and version the same run gives the same bytes anywhere.
     figure.savefig(
         buffer, format="png", dpi=PIXELS_PER_INCH, metadata={"Software": None}, bbox_inches="tight"
     )
     path.write_bytes(buffer.getvalue())
-    inline = base64.b64encode(buffer.getvalue()).decode()
+    return buffer.getvalue()
+
+
+def _picture(figure: Figure, path: Path, alt: str) -> str:
+    inline = base64.b64encode(save_figure(figure, path)).decode()
     return f'<p><img alt="{escape(alt)}" src="data:image/png;base64,{inline}"></p>'
 
 
