@@ -11,7 +11,10 @@ Every instant is the database's ``now()``. Durations go in as intervals; nothing
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
@@ -45,8 +48,8 @@ from scheduler.store import (
     Stats,
     SweepReply,
     Swept,
-    refuse_repeated_jobs,
     refuse_repeated_leases,
+    refuse_wrong_jobs,
 )
 
 __all__ = [
@@ -132,18 +135,43 @@ class PoolDatabase:
     async def fetch(self, query: str, parameters: Parameters) -> Sequence[Row]:
         more_s = max(0, len(parameters.get("job_ids", ())) - LARGE_BATCH) * ROW_ALLOWANCE_US / 1_000_000
         timeout_s = self._timeout_s + more_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
         try:
-            async with asyncio.timeout(timeout_s), self._pool.connection() as connection:
+            async with self._pool.connection(timeout_s) as connection, _hanging_up(connection, deadline):
                 if not more_s:
                     return await _fetch(connection, query, parameters)
                 async with connection.transaction():
                     # The connection's own limit is meant for the small statements of a worker.
                     await connection.execute(f"SET LOCAL statement_timeout = {int(timeout_s * 1000)}")
                     return await _fetch(connection, query, parameters)
-        except TimeoutError as error:
-            raise StoreUnavailable(f"PostgreSQL did not answer within {timeout_s:g} s") from error
         except (psycopg.Error, PoolTimeout) as error:
+            if loop.time() >= deadline:
+                raise StoreUnavailable(f"PostgreSQL did not answer within {timeout_s:g} s") from error
             raise _translated(error) from error
+
+
+@asynccontextmanager
+async def _hanging_up(connection: psycopg.AsyncConnection[Any], deadline: float) -> AsyncIterator[None]:
+    """Hang up at the deadline, so that a connection which has gone silent ends the statement on it.
+
+    Cancelling the statement is not enough: psycopg then asks the server to cancel it too and waits for the answer,
+    up to ten seconds in all, which a silent network never gives (``AsyncConnection.wait`` of psycopg 3.3). Here the
+    socket is shut down and the statement fails at once; a server that still works ends it by its statement timeout,
+    and the pool throws the connection away.
+    """
+
+    def hang_up() -> None:
+        with contextlib.suppress(psycopg.Error, OSError):
+            # A second handle on the same socket: psycopg keeps its own, and reads from it that this is the end.
+            with socket.socket(fileno=os.dup(connection.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
+
+    timer = asyncio.get_running_loop().call_at(deadline, hang_up)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 async def _fetch(
@@ -225,7 +253,7 @@ class PostgresStore:
         return PostgresStore(ConnectionDatabase(connection), queries=self._sql)
 
     async def enqueue(self, jobs: Sequence[NewJob], /) -> EnqueueReply:
-        refuse_repeated_jobs(jobs)
+        refuse_wrong_jobs(jobs)
         payloads = [json.dumps(dict(job.payload)) for job in jobs]
         identity: dict[str, Any] = {
             "job_ids": [job.job_id for job in jobs],
@@ -546,6 +574,9 @@ async def open_postgres(
         kwargs={"autocommit": True},
         configure=_configure(milliseconds),
         timeout=timeout_us / 1_000_000,
+        # The pool doubles its pause after each failed attempt, for as long as this: after an outage of minutes it
+        # would sleep for minutes more. Whoever gives up soon tries again at the next call, which the callers pace.
+        reconnect_timeout=timeout_us / 1_000_000,
     ) as pool:
         yield PostgresStore(PoolDatabase(pool, timeout_us=timeout_us))
 

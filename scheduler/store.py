@@ -44,8 +44,8 @@ __all__ = [
     "Store",
     "SweepReply",
     "Swept",
-    "refuse_repeated_jobs",
     "refuse_repeated_leases",
+    "refuse_wrong_jobs",
 ]
 
 
@@ -134,7 +134,8 @@ class Renewed:
     """A lease that is still the asker's.
 
     `extended` is False when the row was locked by an open transaction at that moment: the lease is still
-    held, but it was not renewed, and the holder must go on counting from the last renewal.
+    held, but it was not renewed, and the holder must go on counting from the last renewal. It is no promise: whoever
+    has the row locked may be about to take it away, or may just have done so; then the next heartbeat misses it.
     """
 
     job_id: UUID
@@ -293,13 +294,15 @@ def refuse_repeated_leases(refs: Sequence[LeaseRef]) -> None:
         raise ValueError("a batch names each lease at most once")
 
 
-def refuse_repeated_jobs(jobs: Sequence[NewJob]) -> None:
-    """Refuse a batch that enqueues one job twice.
+def refuse_wrong_jobs(jobs: Sequence[NewJob]) -> None:
+    """Refuse a batch that enqueues nothing, or one job twice.
 
     Raises
     ------
     ValueError
-        If an identity is given to two jobs.
+        If there is no job, or an identity is given to two jobs.
     """
+    if not jobs:
+        raise ValueError("enqueue needs at least one job")
     if len({job.job_id for job in jobs}) < len(jobs):
         raise ValueError("a batch enqueues each job, by its identity, at most once")

@@ -7,6 +7,7 @@ that show it, or UNKNOWN when the evidence cannot tell. Database time decides wh
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -320,6 +321,30 @@ def one_effect(evidence: Evidence) -> Problems:
             )
 
 
+def one_job_per_request(evidence: Evidence) -> Problems:
+    """A request with an idempotency key is one job, however often it is made: no two keyed jobs ask for the same.
+
+    In a laboratory every request is numbered in its payload, so that two of the same task and payload are one.
+    """
+    asked: dict[tuple[str, str], Job] = {}
+    for row in evidence.table:
+        if row.idempotency_key is None:
+            continue
+        request = (row.task, json.dumps(dict(row.payload), sort_keys=True))
+        first = asked.setdefault(request, row)
+        if first is not row:
+            shown = tuple(
+                index
+                for job in (first.job_id, row.job_id)
+                for index, event in evidence.by_job.get(job, ())
+                if event.kind == "enqueued"
+            )
+            yield _Problem(
+                f"jobs {_name(first.job_id)} and {_name(row.job_id)} are the same request: {row.task} {request[1]}",
+                shown,
+            )
+
+
 def fence_holds(evidence: Evidence) -> Problems:
     """A fenced resource never sees the token of a job fall."""
     largest: dict[UUID, Effect] = {}
@@ -522,6 +547,7 @@ CHECKS: Mapping[str, Callable[[Evidence], Problems]] = {
     "cancelled-never-runs": cancelled_never_runs,
     "too-old-never-claimed": too_old_never_claimed,
     "one-effect": one_effect,
+    "one-job-per-request": one_job_per_request,
     "fence-holds": fence_holds,
     "lateness-bounded": lateness_bounded,
     "healthy-keeps-lease": healthy_keeps_lease,

@@ -22,6 +22,7 @@ MARKS: Mapping[str, Callable[[Event], bool]] = {
     "a lease expired": _kind("swept", "CLAIMED to", "RUNNING to"),
     "an exhausted job was swept": lambda event: event.kind == "swept" and event.detail.endswith("FAILED"),
     "a job aged out": _kind("swept", "PENDING to"),
+    "a lease was renewed": _kind("renewed"),
     "a late outcome was refused": _kind("rejected", "finish"),
     "a late heartbeat was refused": _kind("rejected", "heartbeat"),
     "a start was refused": _kind("rejected", "start"),
@@ -44,6 +45,11 @@ MARKS: Mapping[str, Callable[[Event], bool]] = {
     "the store did not answer": _kind("unavailable"),
     "a host lost power": _kind("fault", "crash"),
     "a host stood still": _kind("fault", "pause"),
+    "a host was cut off": _kind("fault", "cut off"),
+    "a message was held up": lambda event: event.kind == "fault" and " is held up by " in event.detail,
+    "the store went down": _kind("fault", "the store is down"),
+    "the store's clock was stepped": _kind("fault", "the store's clock is stepped"),
+    "a row was locked by somebody else": _kind("fault", "an open transaction locks"),
 }
 """Every mark, by what it says."""
 

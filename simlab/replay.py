@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from simlab.pgserver import PostgresServer
     from simlab.results import Result
 
-__all__ = ["FORMAT", "ExperimentFile", "replay", "save_experiment"]
+__all__ = ["FORMAT", "ExperimentFile", "replay", "save_experiment", "save_plan"]
 
 FORMAT = 1
 """The version of the form of an experiment file."""
@@ -98,27 +98,57 @@ def _package_version() -> str:
         return "unknown"
 
 
-def save_experiment(result: Result, path: str | Path) -> Path:
-    """Write what decided a run, and what came of it, to one JSON file; returns its path."""
+def save_plan(
+    path: str | Path,
+    *,
+    scenario: str,
+    seed: int,
+    variant: str | None = None,
+    store: str = "model",
+    sizes: Mapping[str, int] | None = None,
+    workload: Workload | None = None,
+    faults: Sequence[Fault] = (),
+    decisions: Sequence[int] = (),
+    came_to: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write what decides a run to one JSON file, and what it `came_to` where that is known; returns its path."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     data = {
         "format": FORMAT,
         "package": _package_version(),
-        "scenario": result.scenario,
-        "seed": result.seed,
-        "variant": result.variant,
-        "store": result.store,
-        "sizes": dict(result.params),
-        "workload": None if result.workload is None else result.workload.to_dict(),
-        "faults": [fault_to_dict(fault) for fault in result.faults],
-        "decisions": list(result.decisions),
-        "verdict": result.verdict.value,
-        "digest": result.digest,
-        "history": _pack(result.history),
+        "scenario": scenario,
+        "seed": seed,
+        "variant": variant,
+        "store": store,
+        "sizes": dict(sizes or {}),
+        "workload": None if workload is None else workload.to_dict(),
+        "faults": [fault_to_dict(fault) for fault in faults],
+        "decisions": list(decisions),
+        **(came_to or {}),
     }
     target.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return target
+
+
+def save_experiment(result: Result, path: str | Path) -> Path:
+    """Write what decided a run, and what came of it, to one JSON file; returns its path."""
+    return save_plan(
+        path,
+        scenario=result.scenario,
+        seed=result.seed,
+        variant=result.variant,
+        store=result.store,
+        sizes=result.params,
+        workload=result.workload,
+        faults=result.faults,
+        decisions=result.decisions,
+        came_to={
+            "verdict": result.verdict.value,
+            "digest": result.digest,
+            "history": _pack(result.history),
+        },
+    )
 
 
 def _pack(history: History) -> str:

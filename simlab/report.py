@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simlab.plots import plot_lateness, plot_states, plot_timeline
+from simlab.checks import Verdict
+from simlab.plots import blank_axes, plot_lateness, plot_states, plot_timeline, timeline_size
 from simlab.results import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["save_figure", "write_report"]
+__all__ = ["CrossCheckRow", "save_figure", "write_report"]
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -32,7 +34,14 @@ table {{ border-collapse: collapse; margin: 1rem 0; }}
 th, td {{ text-align: left; padding: .25rem .8rem; border-bottom: 1px solid #ddd; vertical-align: top; }}
 pre {{ background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: 12.5px; }}
 img {{ max-width: 100%; }}
-section {{ margin-top: 3rem; break-inside: avoid; }}
+section {{ margin-top: 3rem; }}
+h2, h3 {{ break-after: avoid; }} table, figure, pre {{ break-inside: avoid; }}
+figure {{ margin: 1rem 0; }} figcaption {{ color: #555; }}
+nav li {{ margin: .2rem 0; }}
+@media print {{
+  body {{ margin: 0; max-width: none; font-size: 11px; }} nav {{ display: none; }}
+  pre {{ white-space: pre-wrap; font-size: 9px; }} section + section {{ break-before: page; }}
+}}
 .VALID {{ color: #00694e; }} .INVALID {{ color: #b00020; }} .UNKNOWN {{ color: #7a5b00; }}
 </style>
 <h1>{title}</h1>
@@ -43,11 +52,34 @@ section {{ margin-top: 3rem; break-inside: avoid; }}
 PIXELS_PER_INCH = 110
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossCheckRow:
+    """One scenario on the model and on PostgreSQL; None for what was not run."""
+
+    scenario: str
+    seed: int
+    model: str
+    postgres: str | None
+    digests_equal: bool | None
+    virtual_s: float
+    wall_s: float
+
+
+_CROSSCHECK_HEADINGS = {
+    "model": "model verdict",
+    "postgres": "PostgreSQL verdict",
+    "digests_equal": "digests equal",
+    "virtual_s": "virtual s",
+    "wall_s": "wall s",
+}
+
+
 def write_report(
     results: Sequence[Result],
     folder: str | Path,
     *,
     title: str,
+    crosschecks: Sequence[CrossCheckRow | Mapping[str, Any]] = (),
     tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> Path:
     """Write ``report.html`` and the pictures of some runs.
@@ -57,9 +89,12 @@ def write_report(
     results
         One section each, in this order.
     folder
-        Made if need be.
+        Made if need be. The pictures in it are called ``<scenario>-<variant or 'real'>-timeline.png``, and so on;
+        with the seed and the store, and at last a number, where that alone would not tell two runs apart.
+    crosschecks
+        What was compared between the model and PostgreSQL, one row each; the first table.
     tables
-        Tables of rows to put first, by their headings.
+        Other tables of rows to put first, by their headings.
 
     Returns
     -------
@@ -68,38 +103,96 @@ def write_report(
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    body = [_table(heading, rows) for heading, rows in (tables or {}).items()]
-    body += [_section(result, path) for result in results]
+    names = _names(results)
+    body = [_table("Model and PostgreSQL", [_crosscheck(row) for row in crosschecks])]
+    body += [_table(heading, rows) for heading, rows in (tables or {}).items()]
+    body.append(_contents(results, names))
+    body += [_section(result, path, name) for result, name in zip(results, names, strict=True)]
     page = path / "report.html"
     page.write_text(_PAGE.format(title=escape(title), body="\n".join(body)), encoding="utf-8")
     return page
 
 
-def _section(result: Result, folder: Path) -> str:
-    name = f"{result.scenario}-{result.variant or 'real'}-{result.seed}"
-    pictures = {
-        "timeline": ("who held which job when, and when the world was changed", plot_timeline(result)),
-        "states": ("how many jobs stood in each state", plot_states(result)),
-        "lateness": ("how late executions began", plot_lateness(result.lateness)),
-    }
-    images = []
-    for kind, (alt, axes) in pictures.items():
-        figure = axes.figure
-        images.append(_picture(figure, folder / f"{name}-{kind}.png", alt))  # type: ignore[arg-type]  # not a SubFigure
-    who = result.variant or "the real scheduler"
+def _names(results: Sequence[Result]) -> list[str]:
+    """Return the beginning of each run's file names, as short as tells them apart."""
+    forms = [
+        [f"{run.scenario}-{run.variant or 'real'}" for run in results],
+        [f"{run.scenario}-{run.variant or 'real'}-{run.seed}" for run in results],
+        [f"{run.scenario}-{run.variant or 'real'}-{run.seed}-{run.store}" for run in results],
+        [
+            f"{run.scenario}-{run.variant or 'real'}-{run.seed}-{run.store}-{n}"
+            for n, run in enumerate(results)
+        ],
+    ]
+    return next(names for names in forms if len(set(names)) == len(names))
+
+
+def _who(result: Result) -> str:
+    return f"{result.scenario}, seed {result.seed}, {result.variant or 'the real scheduler'}"
+
+
+def _verdict(verdict: Verdict) -> str:
+    return f'<span class="{verdict.value}">{verdict.value}</span>'
+
+
+def _contents(results: Sequence[Result], names: Sequence[str]) -> str:
+    if len(results) < 2:
+        return ""
+    items = "".join(
+        f'<li><a href="#{escape(name)}">{escape(_who(result))}</a>: {_verdict(result.verdict)}</li>'
+        for result, name in zip(results, names, strict=True)
+    )
+    return f"<nav><h3>Runs</h3><ul>{items}</ul></nav>"
+
+
+def _crosscheck(row: CrossCheckRow | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row under the words a reader expects; what else it holds, under its own."""
+    values = asdict(row) if isinstance(row, CrossCheckRow) else dict(row)
+    return {_CROSSCHECK_HEADINGS.get(name, name): value for name, value in values.items()}
+
+
+def _section(result: Result, folder: Path, name: str) -> str:
+    # On figures of our own: in a notebook pyplot would show its own below the cell.
+    pictures = (
+        ("timeline", "Who held which job when, and when the world was changed",
+         plot_timeline(result, ax=blank_axes(*timeline_size(result)))),
+        ("states", "How many jobs stood in each state", plot_states(result, ax=blank_axes(11.0, 3.4))),
+        ("lateness", "How late executions began", plot_lateness(result.lateness, ax=blank_axes(7.5, 4.0))),
+    )  # fmt: skip
+    timeline, *others = (
+        _picture(
+            axes.get_figure(root=True),
+            folder / f"{name}-{kind}.png",
+            says,
+            f"{_who(result)}: {result.verdict}",
+        )
+        for kind, says, axes in pictures
+    )
     faults = "".join(f"<li>{escape(str(fault))}</li>" for fault in result.faults) or "<li>none</li>"
-    sizes = ", ".join(f"{key} = {value:,}" for key, value in result.params.items())
     checks = [
         {"check": check.name, "verdict": check.verdict.value, "what it found": check.says}
         for check in result.checks
     ]
+    facts = {
+        "store": result.store,
+        "jobs": f"{len(result.table):,}",
+        **{key: f"{value:,}" for key, value in result.params.items() if key != "jobs"},
+        "lease": f"{result.lease_us / 1e6:g} s",
+        "virtual time": f"{result.virtual_s:g} s",
+        "wall time": f"{result.wall_s:.2f} s",
+        "digest": result.digest,
+    }
+    told = (
+        ""
+        if result.verdict is Verdict.VALID
+        else f"<h3>What went wrong</h3><pre>{escape(result.story())}</pre>"
+    )
+    parameters = [{"parameter": key, "value": value} for key, value in facts.items()]
     return (
-        f"<section><h2>{escape(result.scenario)}, seed {result.seed}, {escape(who)}: "
-        f'<span class="{result.verdict}">{result.verdict}</span></h2>'
-        f"<p>On {escape(result.store)}; {escape(sizes)}; {len(result.table):,} jobs, {result.virtual_s:g} virtual "
-        f"seconds in {result.wall_s:.2f} s. Digest <code>{result.digest}</code>.</p>"
-        f"{images[0]}<p>The plan of faults:</p><ul>{faults}</ul>"
-        f"<pre>{escape(result.story())}</pre>{images[1]}{images[2]}{_table('Checks', checks)}</section>"
+        f'<section id="{escape(name)}"><h2>{escape(_who(result))}: {_verdict(result.verdict)}</h2>'
+        f"{timeline}<h3>The plan of faults</h3><ul>{faults}</ul>"
+        f"{told}{_table('Checks', checks)}{''.join(others)}"
+        f"{_table('Parameters', parameters)}</section>"
     )
 
 
@@ -113,9 +206,13 @@ def save_figure(figure: Figure, path: Path) -> bytes:
     return buffer.getvalue()
 
 
-def _picture(figure: Figure, path: Path, alt: str) -> str:
+def _picture(figure: Figure | None, path: Path, says: str, of: str) -> str:
+    assert figure is not None
     inline = base64.b64encode(save_figure(figure, path)).decode()
-    return f'<p><img alt="{escape(alt)}" src="data:image/png;base64,{inline}"></p>'
+    return (
+        f'<figure><img alt="{escape(f"{says}; {of}")}" src="data:image/png;base64,{inline}">'
+        f"<figcaption>{escape(says)}.</figcaption></figure>"
+    )
 
 
 def _table(heading: str, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -2,7 +2,10 @@
 
 It models the outcomes, not the engine: the same verbs, the same guards, the same order of rows, the same
 microsecond at each boundary, ``now()`` fixed for a whole verb. Each verb is one transaction and happens at
-one instant. Where the model and PostgreSQL differ, the model is wrong.
+one instant, unless it has to wait for a lock. Then it is a generator that yields the locks it needs: it finds
+its rows at its beginning, locks them one after the other by identity, looks at each again when it has them all,
+and reports what it did not write as that stood at the beginning: its snapshot. Where the model and PostgreSQL
+differ, the model is wrong.
 
 The guards are methods of their own, so that a famous mistake can replace exactly one.
 """
@@ -38,8 +41,10 @@ from scheduler.store import (
     Stats,
     SweepReply,
     Swept,
+    refuse_repeated_leases,
+    refuse_wrong_jobs,
 )
-from simlab.locks import NoLocks, RowLocks
+from simlab.locks import NoLocks, RowLocks, Statement
 
 __all__ = ["ModelStore", "Row", "as_jsonb"]
 
@@ -123,14 +128,34 @@ class ModelStore:
     # The verbs.
 
     async def enqueue(self, jobs: Sequence[NewJob], /) -> EnqueueReply:
+        refuse_wrong_jobs(jobs)
         now_us = self._now_us()
-        return EnqueueReply(now_us, tuple(self._insert(job, now_us) for job in jobs))
+        answers = await self._locks.run(self._enqueue(jobs, now_us))
+        # Jobs that stand in the way are looked up by a second statement, which has a time of its own.
+        told_us = now_us if any(answer.created for answer in answers) else self._now_us()
+        return EnqueueReply(told_us, answers)
 
-    def _insert(self, job: NewJob, now_us: int) -> Enqueued:
-        payload = as_jsonb(job.payload)
+    def _enqueue(self, jobs: Sequence[NewJob], now_us: int) -> Statement[tuple[Enqueued, ...]]:
+        # Inserted in the order of their keys, so that two batches never wait for each other in a circle.
+        for job in sorted(jobs, key=_by_key):
+            # Another transaction may be inserting the same: whether it will have, only its end tells.
+            if job.job_id not in self._rows:
+                yield job.job_id
+            key = job.idempotency_key
+            if job.job_id not in self._rows and key is not None and key not in self._by_key:
+                yield key
+        return tuple(self._insert(job, now_us) for job in jobs)
+
+    def _earlier(self, job: NewJob) -> Row | None:
+        """Find the row that stands in the way of a new one."""
         earlier = self._rows.get(job.job_id)
         if earlier is None and job.idempotency_key is not None:
             earlier = self._by_key.get(job.idempotency_key)
+        return earlier
+
+    def _insert(self, job: NewJob, now_us: int) -> Enqueued:
+        payload = as_jsonb(job.payload)
+        earlier = self._earlier(job)
         if earlier is not None:
             same = earlier.task == job.task and _equal_json(earlier.payload, payload)
             return Enqueued(earlier.job_id, created=False, same=same)
@@ -230,12 +255,15 @@ class ModelStore:
         return Swept(row.job_id, None, row.lease_token, row.attempt, JobState.PENDING, JobState.FAILED)
 
     async def start(self, refs: Sequence[LeaseRef], /) -> StartReply:
-        now_us = self._now_us()
-        await self._lock([ref.job_id for ref in refs if self._matches(ref)])
+        refuse_repeated_leases(refs)
+        return await self._locks.run(self._start(refs, self._now_us()))
+
+    def _start(self, refs: Sequence[LeaseRef], now_us: int) -> Statement[StartReply]:
+        found = self._found(refs, lambda row, ref: self._may_start(row, ref, now_us))
+        yield from sorted(row.job_id for row, _ in found)
         started, early = [], []
-        for ref in refs:
-            row = self._rows.get(ref.job_id)
-            if row is None or not self._may_start(row, ref, now_us):
+        for row, ref in found:
+            if not self._may_start(row, ref, now_us):
                 continue
             if not self._is_due(row, now_us):
                 early.append(Early(ref.job_id, due_in_us=row.run_at_us - now_us))
@@ -244,16 +272,15 @@ class ModelStore:
                 started.append(ref.job_id)
         return StartReply(now_us, tuple(sorted(started)), tuple(sorted(early, key=lambda one: one.job_id)))
 
-    def _matches(self, ref: LeaseRef) -> bool:
-        """Say whether a statement that names this lease finds its row, and so waits for the row's lock."""
-        row = self._rows.get(ref.job_id)
-        return row is not None and self._holds(row, ref)
-
-    async def _lock(self, job_ids: Sequence[UUID]) -> None:
-        """Wait until no other transaction holds these rows; ``now()`` stays what it was before the wait."""
-        await self._locks.wait(job_ids)
+    def _found(
+        self, refs: Sequence[LeaseRef], matches: Callable[[Row, LeaseRef], bool]
+    ) -> list[tuple[Row, LeaseRef]]:
+        """Find the rows that a statement will lock: those that match when it begins."""
+        named = [(self._rows.get(ref.job_id), ref) for ref in refs]
+        return [(row, ref) for row, ref in named if row is not None and matches(row, ref)]
 
     async def heartbeat(self, refs: Sequence[LeaseRef], /, *, lease_us: int) -> HeartbeatReply:
+        refuse_repeated_leases(refs)
         now_us = self._now_us()
         held = []
         for ref in refs:
@@ -267,19 +294,36 @@ class ModelStore:
         return HeartbeatReply(now_us, tuple(sorted(held, key=lambda renewed: renewed.job_id)))
 
     async def finish(self, outcomes: Sequence[Outcome], /) -> FinishReply:
-        now_us = self._now_us()
         if not outcomes:
             raise ValueError("finish needs at least one outcome")
-        await self._lock([outcome.ref.job_id for outcome in outcomes if self._matches(outcome.ref)])
-        return FinishReply(now_us, tuple(self._finish_one(outcome, now_us) for outcome in outcomes))
+        refuse_repeated_leases([outcome.ref for outcome in outcomes])
+        return await self._locks.run(self._finish(outcomes, self._now_us()))
 
-    def _finish_one(self, outcome: Outcome, now_us: int) -> Finished:
+    def _finish(self, outcomes: Sequence[Outcome], now_us: int) -> Statement[FinishReply]:
+        refusals = [self._refusal(outcome) for outcome in outcomes]
+        found = [
+            (row := self._rows.get(outcome.ref.job_id)) is not None and self._may_finish(row, outcome)
+            for outcome in outcomes
+        ]
+        yield from sorted({outcome.ref.job_id for outcome, mine in zip(outcomes, found, strict=True) if mine})
+        results = []
+        for outcome, mine, refusal in zip(outcomes, found, refusals, strict=True):
+            written = self._finish_one(outcome, now_us) if mine else refusal
+            results.append(written if written.accepted else refusal)
+        return FinishReply(now_us, tuple(results))
+
+    def _refusal(self, outcome: Outcome) -> Finished:
+        """Say how a row stands that an outcome was not written to."""
         row = self._rows.get(outcome.ref.job_id)
         if row is None:
             return Finished(outcome.ref.job_id, accepted=False, recovered=False, state=None)
-        if not self._may_finish(row, outcome):
-            recovered = row.lease_token == outcome.ref.token and row.state in _LEAVES[outcome.kind]
-            return Finished(row.job_id, accepted=False, recovered=recovered, state=row.state)
+        recovered = row.lease_token == outcome.ref.token and row.state in _LEAVES[outcome.kind]
+        return Finished(row.job_id, accepted=False, recovered=recovered, state=row.state)
+
+    def _finish_one(self, outcome: Outcome, now_us: int) -> Finished:
+        row = self._rows.get(outcome.ref.job_id)
+        if row is None or not self._may_finish(row, outcome):
+            return self._refusal(outcome)
         after = self._state_after(row, outcome, now_us)
         if outcome.error is not None:
             row.last_error = outcome.error
@@ -300,22 +344,25 @@ class ModelStore:
         return JobState.PENDING
 
     async def cancel(self, job_ids: Sequence[UUID], /) -> CancelReply:
-        now_us = self._now_us()
         if not job_ids:
             raise ValueError("cancel needs at least one job")
-        await self._lock([job_id for job_id in job_ids if self._is_open(job_id)])
-        return CancelReply(
-            now_us, tuple(Cancelled(job_id, self._cancel_one(job_id, now_us)) for job_id in job_ids)
-        )
+        return await self._locks.run(self._cancel(job_ids, self._now_us()))
+
+    def _cancel(self, job_ids: Sequence[UUID], now_us: int) -> Statement[CancelReply]:
+        known = {job_id for job_id in job_ids if job_id in self._rows}
+        still_open = sorted({job_id for job_id in job_ids if self._is_open(job_id)})
+        yield from still_open
+        results = dict.fromkeys(job_ids, CancelResult.UNKNOWN) | dict.fromkeys(known, CancelResult.TOO_LATE)
+        for job_id in still_open:
+            results[job_id] = self._cancel_one(job_id, now_us)
+        return CancelReply(now_us, tuple(Cancelled(job_id, results[job_id]) for job_id in job_ids))
 
     def _is_open(self, job_id: UUID) -> bool:
         row = self._rows.get(job_id)
         return row is not None and row.state not in TERMINAL
 
     def _cancel_one(self, job_id: UUID, now_us: int) -> CancelResult:
-        row = self._rows.get(job_id)
-        if row is None:
-            return CancelResult.UNKNOWN
+        row = self._rows[job_id]
         if row.state in TERMINAL:
             return CancelResult.TOO_LATE
         row.cancel_requested = True
@@ -325,12 +372,15 @@ class ModelStore:
         return CancelResult.CANCELLED
 
     async def replay(self, job_ids: Sequence[UUID], /) -> ReplayReply:
-        now_us = self._now_us()
-        await self._lock([job_id for job_id in job_ids if job_id in self._rows])
+        return await self._locks.run(self._replay(job_ids, self._now_us()))
+
+    def _replay(self, job_ids: Sequence[UUID], now_us: int) -> Statement[ReplayReply]:
+        dead = sorted({job_id for job_id in job_ids if self._is_dead(job_id)})
+        yield from dead
         replayed = []
-        for job_id in sorted(set(job_ids)):
-            row = self._rows.get(job_id)
-            if row is not None and row.state is JobState.FAILED:
+        for job_id in dead:
+            if self._is_dead(job_id):
+                row = self._rows[job_id]
                 row.state = JobState.PENDING
                 row.run_at_us = now_us
                 row.attempt = 0
@@ -340,6 +390,10 @@ class ModelStore:
                 self._index_pending(row)
                 replayed.append(job_id)
         return ReplayReply(now_us, tuple(replayed))
+
+    def _is_dead(self, job_id: UUID) -> bool:
+        row = self._rows.get(job_id)
+        return row is not None and row.state is JobState.FAILED
 
     async def get(self, job_id: UUID, /) -> Job | None:
         row = self._rows.get(job_id)
@@ -356,6 +410,10 @@ class ModelStore:
         return Stats(now_us, counts, oldest_due_us)
 
     # What the laboratory looks at.
+
+    def knows(self, job_id: UUID) -> bool:
+        """Say whether there is such a row."""
+        return job_id in self._rows
 
     def table(self) -> list[Job]:
         """Return every row, ordered by identity."""
@@ -397,6 +455,10 @@ _LEAVES = {kind: frozenset({state}) for kind, state in _DECIDED.items()} | {
     OutcomeKind.RETRY: frozenset({JobState.PENDING, JobState.FAILED, JobState.CANCELLED})
 }
 """The states in which each outcome may leave a row."""
+
+
+def _by_key(job: NewJob) -> tuple[bool, str]:
+    return job.idempotency_key is None, job.idempotency_key or ""
 
 
 def _aged_out(row: Row, at_us: int) -> bool:

@@ -86,7 +86,8 @@ class _ModelBackend:
         return self.model.table()
 
     def lock(self, job_ids: Sequence[UUID]) -> None:
-        self.locks.lock(job_ids)
+        # Only rows that are there can be locked.
+        self.locks.lock(job_id for job_id in job_ids if self.model.knows(job_id))
 
     def unlock(self) -> None:
         self.locks.unlock()

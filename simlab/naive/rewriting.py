@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["rewritten"]
+__all__ = ["rewritten", "rewritten_everywhere"]
 
 
 def rewritten(statement: str, *changes: tuple[str, str]) -> str:
@@ -18,3 +18,16 @@ def rewritten(statement: str, *changes: tuple[str, str]) -> str:
             raise AssertionError(f"this is {statement.count(old)} times in the statement, not once: {old!r}")
         statement = statement.replace(old, new)
     return statement
+
+
+def rewritten_everywhere(statement: str, old: str, new: str, *, times: int) -> str:
+    """Return a statement with a piece replaced wherever it stands, which must be so many times.
+
+    Raises
+    ------
+    AssertionError
+        If production's statement has changed.
+    """
+    if statement.count(old) != times:
+        raise AssertionError(f"this is {statement.count(old)} times in the statement, not {times}: {old!r}")
+    return statement.replace(old, new)

@@ -74,6 +74,7 @@ SCENARIO = Scenario(
     headline=True,
     teaches="what very many jobs due at one instant cost, and what slots, batches and SKIP LOCKED are for",
     sizes={"n_jobs": 100_000, "n_workers": 10},
+    small={"n_jobs": 300, "n_workers": 2},
     settings=SETTINGS,
     faults=_faults,
     build=_build,

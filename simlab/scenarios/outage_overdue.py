@@ -59,6 +59,7 @@ SCENARIO = Scenario(
     name="outage-overdue",
     teaches="how everything overdue is found after a long outage of the database or of all workers",
     sizes={"n_jobs": 60, "n_workers": 2, "outage_minutes": 60},
+    small={"n_jobs": 20, "outage_minutes": 10},
     settings=WorkerSettings(concurrency=4, prefetch=8),
     faults=_faults,
     build=_build,

@@ -26,7 +26,7 @@ from scheduler.store import (
     Stats,
     Swept,
 )
-from tests.contract.lab import BEGINNING_US, LEASE_US, LabStore, job_id, new_job
+from tests.contract.lab import BEGINNING_US, LEASE_US, Asked, LabStore, job_id, new_job
 
 SECOND_US = 1_000_000
 LEASE_EXPIRED = "the lease expired: the worker died, or could not be heard"
@@ -1082,6 +1082,127 @@ def test_a_heartbeat_tells_of_locked_rows_that_are_still_held(lab_store: LabStor
         assert lab_store.heartbeat(replace(one, token=7)).held == ()
     assert lab_store.row(1) == before
     assert lab_store.row(2).lease_expires_at_us == BEGINNING_US + 5 + LEASE_US
+
+
+def test_a_batch_keeps_the_rows_it_has_while_it_waits_for_the_next(lab_store: LabStore) -> None:
+    """A finish that waits for its second row has locked its first: others pass that over, too."""
+    one, two = lab_store.running(1), lab_store.running(2)
+    lab_store.backend.lock([job_id(2)])
+    waiting = Asked(
+        lab_store.store.finish([Outcome(one, OutcomeKind.SUCCEEDED), Outcome(two, OutcomeKind.SUCCEEDED)])
+    )
+    assert not waiting.ended
+    assert lab_store.heartbeat(one).held == (Renewed(job_id(1), extended=False, cancel_requested=False),)
+    lab_store.backend.unlock()
+    waiting.go_on()
+    assert [finished.accepted for finished in waiting.reply.results] == [True, True]
+
+
+def test_what_waited_looks_again_and_keeps_its_time(lab_store: LabStore) -> None:
+    """Of two who wait for a row, the second finds what the first has done; each goes by the time it began."""
+    ref = lab_store.running()
+    lab_store.backend.lock([job_id(1)])
+    first = Asked(lab_store.store.finish([Outcome(ref, OutcomeKind.RETRY, 50)]))
+    lab_store.advance_us(7)
+    second = Asked(lab_store.store.finish([Outcome(ref, OutcomeKind.SUCCEEDED)]))
+    cancelled = Asked(lab_store.store.cancel([job_id(1)]))
+    lab_store.advance_us(7)
+    lab_store.backend.unlock()
+    for asked in (first, second, cancelled):
+        asked.go_on()
+    assert first.reply.results == (Finished(job_id(1), accepted=True, recovered=False, state=PENDING),)
+    # What was refused is told as it stood when the call came.
+    assert second.reply.results == (Finished(job_id(1), accepted=False, recovered=False, state=RUNNING),)
+    assert cancelled.reply.results == (Cancelled(job_id(1), CancelResult.CANCELLED),)
+    row = lab_store.row(1)
+    assert (row.state, row.run_at_us, row.finished_at_us) == (CANCELLED, BEGINNING_US + 50, BEGINNING_US + 7)
+
+
+def test_what_waits_too_long_is_given_up_and_nothing_is_done(lab_store: LabStore) -> None:
+    """The server ends a statement that waits longer than it may; the rows it had are free again."""
+    one, two = lab_store.running(1), lab_store.running(2)
+    before = lab_store.table()
+    lab_store.backend.lock([job_id(2)])
+    waiting = Asked(
+        lab_store.store.finish([Outcome(one, OutcomeKind.SUCCEEDED), Outcome(two, OutcomeKind.SUCCEEDED)])
+    )
+    behind = Asked(lab_store.store.cancel([job_id(1)]))
+    assert not behind.ended
+    lab_store.time_out()
+    waiting.go_on()
+    assert waiting.reply == "canceling statement due to statement timeout"
+    # Who came behind had its turn.
+    behind.go_on()
+    assert behind.reply.results == (Cancelled(job_id(1), CancelResult.REQUESTED),)
+    lab_store.backend.unlock()
+    assert lab_store.table() == [replace(before[0], cancel_requested=True), before[1]]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_an_insert_waits_for_whoever_inserts_the_same_key(lab_store: LabStore, commits: bool) -> None:
+    """Whether the key is taken, only the end of the other transaction tells: a commit, or a rollback."""
+    lab_store.begin(new_job(1, idempotency_key="k"))
+    assert lab_store.find(1) is None
+    waiting = Asked(lab_store.store.enqueue([new_job(2, idempotency_key="k")]))
+    assert not waiting.ended
+    lab_store.advance_us(5)
+    (lab_store.commit if commits else lab_store.roll_back)()
+    waiting.go_on()
+    if commits:
+        # It is told by a second statement, which has a time of its own.
+        assert waiting.reply.now_us == BEGINNING_US + 5
+        assert waiting.reply.jobs == (Enqueued(job_id(1), created=False, same=True),)
+    else:
+        assert waiting.reply.now_us == BEGINNING_US
+        assert waiting.reply.jobs == (Enqueued(job_id(2), created=True, same=True),)
+    assert [row.job_id for row in lab_store.table()] == [job_id(1 if commits else 2)]
+
+
+# --------------------------------------------------------------------------------- wrong and odd batches
+
+
+def test_a_lease_named_twice_is_a_mistake(lab_store: LabStore) -> None:
+    """Of two outcomes for one lease nobody could say which is meant; so it is with the other verbs."""
+    ref = lab_store.running()
+    before = lab_store.table()
+    with pytest.raises(ValueError, match="each lease at most once"):
+        lab_store.finish(Outcome(ref, OutcomeKind.SUCCEEDED), Outcome(ref, OutcomeKind.RETRY))
+    with pytest.raises(ValueError, match="each lease at most once"):
+        lab_store.start(ref, ref)
+    with pytest.raises(ValueError, match="each lease at most once"):
+        lab_store.heartbeat(ref, ref)
+    assert lab_store.table() == before
+
+
+def test_a_job_enqueued_twice_in_a_batch_or_none_at_all_is_a_mistake(lab_store: LabStore) -> None:
+    """An identity belongs to one job; and whoever enqueues nothing has lost something."""
+    with pytest.raises(ValueError, match="at most once"):
+        lab_store.enqueue(new_job(1), new_job(1, payload={"n": 1}))
+    with pytest.raises(ValueError, match="at least one job"):
+        lab_store.enqueue()
+    assert lab_store.table() == []
+
+
+def test_an_old_and_a_new_lease_of_one_job_in_a_batch(lab_store: LabStore) -> None:
+    """Each outcome has its own answer: the old lease's is refused, also beside the new one's."""
+    old = lab_store.running()
+    lab_store.advance_us(LEASE_US)
+    lab_store.sweep()
+    new = lab_store.claim_one().ref
+    lab_store.start(new)
+    reply = lab_store.finish(Outcome(old, OutcomeKind.SUCCEEDED), Outcome(new, OutcomeKind.FAILED))
+    assert [finished.accepted for finished in reply.results] == [False, True]
+    assert lab_store.row(1).state is FAILED
+
+
+def test_a_job_named_twice_is_cancelled_once(lab_store: LabStore) -> None:
+    """People may repeat themselves; each place gets the same answer."""
+    lab_store.add(1)
+    assert lab_store.cancel(1, 2, 1).results == (
+        Cancelled(job_id(1), CancelResult.CANCELLED),
+        Cancelled(job_id(2), CancelResult.UNKNOWN),
+        Cancelled(job_id(1), CancelResult.CANCELLED),
+    )
 
 
 # ------------------------------------------------------------------------------------ terminal states

@@ -322,6 +322,20 @@ CASES = {
         .claimed(70, "w2", token=2).says("fault", 200, "w1", job=None, detail="resume")
         .says("executed", 210, "w1", token=1),
     ),
+    "loser-stops, never ends": (
+        lambda: Tale().enqueued().claimed(1).ran(2).claimed(70, "w2", token=2).says("renewed", 95, "w2", token=2),
+        (3, 4, 5),
+        "w1 went on with job 00000000 (token 1) for 25 s after it was given to w2",
+        lambda: Tale().enqueued().claimed(1).ran(2).says("fault", 60, job=None, detail="crash")
+        .claimed(70, "w2", token=2).says("renewed", 95, "w2", token=2),
+    ),
+    "one-job-per-request": (
+        lambda: Tale().enqueued().enqueued(1, job=2)
+        .table(row(idempotency_key="a"), row(2, idempotency_key="b")),
+        (0, 1),
+        "are the same request",
+        lambda: Tale().enqueued().enqueued(1, job=2).table(row(idempotency_key="a"), row(2)),
+    ),
     "slots-bounded": (
         lambda: Tale(settings=LONG).says("executing", 1, token=1).says("executing", 2, job=2, token=1),
         (1,),

@@ -99,7 +99,7 @@ def crash_after_execution(server: PostgresServer, *, idempotent: bool) -> CrashS
     """
     with _schema(server.dsn) as (dsn, connection):
         store = PostgresStore(ConnectionDatabase(connection))
-        job_id = _now(_enqueue(store, idempotent=idempotent))
+        job_id = run_now(_enqueue(store, idempotent=idempotent))
         began = time.monotonic()
         with _worker(dsn, "first", failpoints="after_execute=kill") as first:
             code = _ended(first, "the first worker kills itself after executing the job")
@@ -126,7 +126,7 @@ async def _enqueue(store: PostgresStore, *, idempotent: bool) -> UUID:
     return await client.enqueue("charge", {"idempotent": idempotent})
 
 
-def _now(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine of a store on a plain connection: it never waits, so it needs no event loop."""
     try:
         coroutine.send(None)
@@ -190,7 +190,7 @@ def _ended(process: subprocess.Popen[str], step: str) -> int:
 def _finished(store: PostgresStore, job_id: UUID, worker: subprocess.Popen[str]) -> Job:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        job = _now(store.get(job_id))
+        job = run_now(store.get(job_id))
         if job is not None and job.finished_at_us is not None:
             return job
         if worker.poll() is not None:
