@@ -162,10 +162,12 @@ async def _hanging_up(connection: psycopg.AsyncConnection[Any], deadline: float)
     """
 
     def hang_up() -> None:
-        with contextlib.suppress(psycopg.Error, OSError):
-            # A second handle on the same socket: psycopg keeps its own, and reads from it that this is the end.
-            with socket.socket(fileno=os.dup(connection.fileno())) as line:
-                line.shutdown(socket.SHUT_RDWR)
+        # A second handle on the same socket: psycopg keeps its own, and reads from it that this is the end.
+        with (
+            contextlib.suppress(psycopg.Error, OSError),
+            socket.socket(fileno=os.dup(connection.fileno())) as line,
+        ):
+            line.shutdown(socket.SHUT_RDWR)
 
     timer = asyncio.get_running_loop().call_at(deadline, hang_up)
     try:

@@ -134,7 +134,7 @@ async def work(job: RunningJob, *, n: int, service_us: int, idempotent: bool, fa
 
 
 @chaos.task(max_attempts=60, retry=Retry(base_us=100_000, cap_us=1_000_000))
-async def wait(job: RunningJob, *, n: int, service_us: int) -> None:
+async def wait(job: RunningJob, *, service_us: int) -> None:
     """Take time and nothing else: what a measurement of lateness wants."""
     with _Noted(job):
         await job.sleep(timedelta(microseconds=service_us))
@@ -148,7 +148,7 @@ async def doomed(job: RunningJob, *, n: int) -> None:
 
 
 @chaos.task(max_attempts=60, max_age=timedelta(seconds=4))
-async def fleeting(job: RunningJob, *, n: int, service_us: int) -> None:
+async def fleeting(job: RunningJob, *, service_us: int) -> None:
     """Be worth running for a few seconds only."""
     with _Noted(job):
         await job.sleep(timedelta(microseconds=service_us))

@@ -212,7 +212,7 @@ def _draw_extra(
     )
 
 
-def _candidates(scenario: str, sizes: dict[str, int]) -> SearchStrategy[_Candidate]:
+def _candidates(scenario: str, sizes: dict[str, Any]) -> SearchStrategy[_Candidate]:
     """Return what to draw from: everything for a scenario that the seed invents, else faults besides its own."""
     found = find_scenario(scenario)
     if found.draw is not None:
@@ -243,7 +243,7 @@ class _Hunter:
 
     scenario: str
     variant: str | None
-    sizes: dict[str, int]
+    sizes: dict[str, Any]
     deadline_s: float
     max_runs: int
     grace_s: float

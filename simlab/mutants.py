@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import joblib
@@ -211,7 +212,7 @@ def _hunt(
 ) -> Hunt:
     others: dict[str, None] = {}
     for seed in range(seeds):
-        _, checks = judged(lambda seed=seed: simulate(scenario, seed=seed, variant=mistake, **options))
+        _, checks = judged(partial(simulate, scenario, seed=seed, variant=mistake, **options))
         broken = [check.name for check in checks if check.verdict is Verdict.INVALID]
         others.update(dict.fromkeys(name for name in broken if name not in caught_by))
         by = next((name for name in caught_by if name in broken), None)
@@ -231,7 +232,7 @@ def _hunt(
 
 def _prove(scenario: str, seeds: int, options: Mapping[str, Any]) -> Proof:
     for seed in range(seeds):
-        _, checks = judged(lambda seed=seed: simulate(scenario, seed=seed, **options))
+        _, checks = judged(partial(simulate, scenario, seed=seed, **options))
         wrong = next((check for check in checks if check.verdict is not Verdict.VALID), None)
         if wrong is not None:
             return Proof(

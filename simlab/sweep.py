@@ -201,7 +201,7 @@ def _cluster(address: str | None) -> Iterator[None]:
             "a Dask cluster needs the package distributed; install it with: pip install 'simlab[cluster]'"
         ) from error
     try:
-        client = Client(address, timeout="5s", set_as_default=False)
+        client = Client(address, timeout="5s", set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, TimeoutError) as error:
         raise InvalidExperiment(
             f"no Dask scheduler at {address}: {error}; it looks like tcp://host:8786"

@@ -14,13 +14,11 @@ however it ends.
       ├── audit      every change of a job, written by a trigger; what handlers noted; made into a History
       └── lateness   measured in a calm run, beside what the simulation predicts for the same load
     story ── one crash, told with two real workers
-    page  ── the report
 """
 
 from __future__ import annotations
 
 from simlab.chaos.lateness import LatenessComparison, compare_lateness
-#from simlab.chaos.page import write_chaos_report
 from simlab.chaos.run import ChaosResult, run_chaos
 from simlab.chaos.story import CrashStory, StoryFailed, crash_after_execution
 
@@ -32,5 +30,4 @@ __all__ = [
     "compare_lateness",
     "crash_after_execution",
     "run_chaos",
-    "write_chaos_report",
 ]

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import psycopg
+from psycopg import sql
 
 from scheduler.app import App, Client, JobRequest
 from scheduler.jobs import TERMINAL
@@ -241,10 +242,10 @@ def _requests(load: Sequence[_CalmJob]) -> list[JobRequest]:
     return [
         JobRequest(
             task="wait",
-            payload={"n": n, "service_us": job.service_us},
+            payload={"service_us": job.service_us},
             delay=timedelta(microseconds=job.due_us),
         )
-        for n, job in enumerate(load)
+        for job in load
     ]
 
 
@@ -259,7 +260,7 @@ def predict_lateness_ms(load: Sequence[_CalmJob], *, seed: int, latency: Latency
         app = App()
 
         @app.task()
-        async def wait(job: RunningJob, *, n: int, service_us: int) -> None:
+        async def wait(job: RunningJob, *, service_us: int) -> None:
             await job.sleep(timedelta(microseconds=service_us))
 
         return app
@@ -332,10 +333,12 @@ async def _probe(dsn: str) -> Milliseconds:
     trips = []
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         # Not a temporary one, whose writes need not reach the log.
-        await connection.execute(f"CREATE TABLE {SCHEMA}.probe (n integer)")
+        table = sql.Identifier(SCHEMA, "probe")
+        await connection.execute(sql.SQL("CREATE TABLE {} (n integer)").format(table))
+        insert = sql.SQL("INSERT INTO {} VALUES (%s) RETURNING n").format(table)
         for n in range(PROBES):
             began = time.perf_counter_ns()
-            cursor = await connection.execute(f"INSERT INTO {SCHEMA}.probe VALUES (%s) RETURNING n", [n])
+            cursor = await connection.execute(insert, [n])
             await cursor.fetchall()
             trips.append((time.perf_counter_ns() - began) / 1e6)
     return np.sort(np.array(trips))

@@ -78,7 +78,7 @@ def plan_load(*, seed: int, jobs: int, until_us: int) -> tuple[PlannedJob, ...]:
         if kind < 0.02:
             task, payload = "doomed", {"n": n}
         elif kind < 0.06:
-            task, payload = "fleeting", {"n": n, "service_us": service_us}
+            task, payload = "fleeting", {"service_us": service_us}
         else:
             fails = chance.randint(1, 2) if chance.random() < 0.1 else 0
             payload = {"n": n, "service_us": service_us, "idempotent": n % 2 == 0, "fails": fails}

@@ -1,63 +1,34 @@
-"""The command line of the laboratory: run, cross-check, list, demo, doctor.
-
-Results go to stdout, everything else to stderr. Verdicts are exit codes: 0 VALID, 1 INVALID, 2 UNKNOWN or a
-mistake in the call, 3 a database that cannot be reached. A user's mistake is one line, never a traceback.
-"""
+"""The commands that run what exists: run, crosscheck, list, demo, gallery, doctor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 import typer
-from tqdm import tqdm
 
-from scheduler.console import print_json, print_table, run_command_line
-from scheduler.errors import SchedulerError
-from simlab.errors import InvalidExperiment, SimlabError
+from scheduler.console import print_json, print_table
+from simlab.cli.common import (
+    JsonOption,
+    OutOption,
+    PostgresOption,
+    ScenarioArgument,
+    SeedOption,
+    SizesOption,
+    VariantOption,
+    cli,
+    open_server,
+    read_sizes,
+    seed_range,
+    step_bar,
+    virtual_time_bar,
+)
+from simlab.errors import InvalidExperiment
 
-__all__ = ["main"]
+__all__: list[str] = []
 
 CROSSCHECK_ALL_SEEDS = "0:10"
 """The seeds of ``crosscheck --all`` when none are given."""
-
-Step = TypeVar("Step")
-
-cli = typer.Typer(
-    name="simlab",
-    help="A laboratory around a delayed-job scheduler: failures staged, replayed and proved.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A name that `simlab list` shows.")]
-SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Decides everything that is random.")]
-VariantOption = Annotated[
-    str | None, typer.Option("--variant", metavar="NAME", help="A famous mistake in place of the real thing.")
-]
-SizesOption = Annotated[
-    list[str] | None,
-    typer.Option("--size", metavar="NAME=N", help="Turn a size of the scenario up or down; repeatable."),
-]
-PostgresOption = Annotated[
-    str | None,
-    typer.Option(
-        "--postgres",
-        metavar="SOURCE",
-        help="Take PostgreSQL from here: embedded, docker, system, or dsn (SIMLAB_DSN).",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Save the result, its plots and a report here.")
-]
-
-# The modules behind the commands bring pandas and matplotlib along; each command imports what it needs, so that
-# --help and a mistake in the call answer at once.
 
 
 @cli.command("run")
@@ -76,8 +47,8 @@ def run_command(
     from simlab.experiment import simulate
     from simlab.report import write_report
 
-    given = _sizes(sizes)
-    with _server(postgres, needed=store == "postgres") as server, _progress(scenario) as progress:
+    given = read_sizes(sizes)
+    with open_server(postgres, needed=store == "postgres") as server, virtual_time_bar(scenario) as progress:
         result = simulate(
             scenario,
             seed=seed,
@@ -126,14 +97,14 @@ def crosscheck_command(
     """
     from simlab.crosschecks import crosscheck
 
-    given = _sizes(sizes)
+    given = read_sizes(sizes)
     if every == (scenario is not None):
         raise InvalidExperiment("name a scenario, or say --all")
     if scenario is None or seeds is not None:
         if variant is not None:
             raise InvalidExperiment("--seeds and --all run every variant; leave --variant out")
         _crosscheck_many(scenario, seeds or CROSSCHECK_ALL_SEEDS, given, postgres, as_json=as_json)
-    with _server(postgres, needed=True) as server:
+    with open_server(postgres, needed=True) as server:
         checked = crosscheck(scenario, seed=seed, variant=variant, server=server, real=real, **given)
     if as_json:
         print_json(checked.summary())
@@ -151,8 +122,8 @@ def _crosscheck_many(
 
     names = list(SCENARIOS) if scenario is None else [scenario]
     sizes = {name: {**SCENARIOS[name].small, **given} for name in names if name in SCENARIOS}
-    with _server(postgres, needed=True) as server:
-        frame = crosscheck_many(names, seeds=_seed_range(seeds), server=server, sizes=sizes, progress=_steps)
+    with open_server(postgres, needed=True) as server:
+        frame = crosscheck_many(names, seeds=seed_range(seeds), server=server, sizes=sizes, progress=step_bar)
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     if as_json:
         print_json(rows)
@@ -219,7 +190,7 @@ def demo_command(
     """Show the main thing: a crash made harmless, in three worlds, with pictures and a report."""
     from simlab.demo import run_demo
 
-    demo = run_demo(seed=seed, out=out, source=postgres, progress=_steps)
+    demo = run_demo(seed=seed, out=out, source=postgres, progress=step_bar)
     if as_json:
         print_json(demo.summary())
     else:
@@ -239,7 +210,7 @@ def gallery_command(
     """Draw every scenario: timelines, states and lateness, the real scheduler beside each famous mistake."""
     from simlab.gallery import write_gallery
 
-    index = write_gallery(out, scenarios=scenarios or None, progress=_steps)
+    index = write_gallery(out, scenarios=scenarios or None, progress=step_bar)
     print(f"written: {index}")
 
 
@@ -256,56 +227,3 @@ def doctor_command(as_json: JsonOption = False) -> None:
     else:
         print(render(findings))
     raise typer.Exit(0 if healthy(findings) else 1)
-
-
-def _seed_range(text: str) -> range:
-    """Read ``A:B`` as the seeds from A up to, and without, B."""
-    first, colon, last = text.partition(":")
-    if not (colon and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-        raise InvalidExperiment(f"--seeds {text}: write it as A:B, such as 0:50 for the seeds 0 to 49")
-    return range(int(first), int(last))
-
-
-def _sizes(given: Sequence[str] | None) -> dict[str, Any]:
-    sizes: dict[str, Any] = {}
-    for text in given or ():
-        name, equals, value = text.partition("=")
-        if not (name and equals and value.strip().lstrip("-").isdecimal()):
-            raise InvalidExperiment(f"--size {text}: write it as NAME=N, such as n_jobs=100")
-        sizes[name] = int(value)
-    return sizes
-
-
-@contextmanager
-def _server(source: str | None, *, needed: bool) -> Iterator[Any]:
-    if not needed:
-        yield None
-        return
-    from simlab.pgserver import throwaway_postgres
-
-    with throwaway_postgres(source) as server:
-        yield server
-
-
-@contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar of virtual time, on a terminal only, and only once it has taken a while."""
-    with tqdm(total=100, desc=title, unit="%", disable=None, delay=2.0, leave=False) as bar:
-
-        def update(done_us: int, total_us: int) -> None:
-            bar.update(100 * done_us // total_us - bar.n)
-
-        yield update
-
-
-def _steps(steps: Sequence[Step]) -> Iterable[Step]:
-    """Pass on steps one by one, with a bar on a terminal that names the present one."""
-    with tqdm(steps, unit="step", disable=None, leave=False) as bar:
-        for step in bar:
-            bar.set_description(str(step))
-            yield step
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 VALID, 1 INVALID, 2 UNKNOWN or misuse, 3 no database."""
-    return run_command_line(cli, arguments, program="simlab", own=(SimlabError, SchedulerError))
