@@ -334,7 +334,10 @@ class _OwnKernel(KernelSpecManager):
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
         return KernelSpec(
-            argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            argv=[
+                *(sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"),
+                "--IPKernelApp.log_level=ERROR",  # A cell's errors come as messages; this is its idle talk.
+            ],
             display_name=kernel_name,
             language="python",
         )
