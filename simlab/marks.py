@@ -35,6 +35,7 @@ MARKS: Mapping[str, Callable[[Event], bool]] = {
     "a handler raised": _kind("raised", "retry"),
     "a retry was scheduled": _kind("finished", "retry to PENDING"),
     "a job became a dead letter": _kind("finished", "failed", "retry to FAILED"),
+    "a dead letter was replayed": _kind("replayed"),
     "a cancellation won": _kind("cancelled", "cancelled"),
     "a cancellation was requested": _kind("cancelled", "requested"),
     "a cancellation came too late": _kind("cancelled", "too_late"),

@@ -179,7 +179,7 @@ def _fetch(
     with connection.pipeline():
         connection.execute("SELECT set_config('lab.now', %s, false)", [from_us(now_us).isoformat()])
         cursor = connection.execute(query.encode(), parameters)
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
+    rows: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
     return rows
 
 

@@ -18,6 +18,7 @@ from scheduler.policy import WorkerSettings
 from scheduler.pool import RunningJob
 from simlab.faults import Fault, ReplyLost, RequestLost
 from simlab.hosts import Incarnation
+from simlab.naive.cancel_of_what_ended import CANCEL_OF_WHAT_ENDED
 from simlab.naive.start_unheeded import START_UNHEEDED
 from simlab.scenario import Scenario, Sizes
 from simlab.scenarios.common import SECOND_US
@@ -121,5 +122,5 @@ SCENARIO = Scenario(
     build=_build,
     until_us=lambda sizes: sizes["n_rounds"] * ROUND_US + 10 * SECOND_US,
     lateness_bound_us=lambda sizes: 50_000 + sizes["n_each"] // 10 * 40 * SECOND_US,
-    variants=(START_UNHEEDED,),
+    variants=(START_UNHEEDED, CANCEL_OF_WHAT_ENDED),
 )

@@ -10,7 +10,10 @@ from __future__ import annotations
 from scheduler.app import Client
 from scheduler.policy import WorkerSettings
 from simlab.faults import Crash, Fault, Reached
+from simlab.naive.never_swept import NEVER_SWEPT
+from simlab.naive.no_lease_while_running import NO_LEASE_WHILE_RUNNING
 from simlab.naive.queue_in_memory import QUEUE_IN_MEMORY
+from simlab.naive.swept_to_failed import SWEPT_TO_FAILED
 from simlab.scenario import Scenario, Sizes
 from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
 from simlab.world import World
@@ -58,5 +61,5 @@ SCENARIO = Scenario(
     build=_build,
     until_us=lambda sizes: 30 * SECOND_US + AWAY_US + 80 * SECOND_US + 2 * _work_us(sizes),
     lateness_bound_us=lambda sizes: 75 * SECOND_US + _work_us(sizes),
-    variants=(QUEUE_IN_MEMORY,),
+    variants=(QUEUE_IN_MEMORY, NEVER_SWEPT, NO_LEASE_WHILE_RUNNING, SWEPT_TO_FAILED),
 )

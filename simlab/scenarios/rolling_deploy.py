@@ -10,6 +10,7 @@ from __future__ import annotations
 from scheduler.app import Client
 from scheduler.policy import WorkerSettings
 from simlab.faults import At, Crash, Fault
+from simlab.naive.queue_in_memory import QUEUE_IN_MEMORY
 from simlab.scenario import Scenario, Sizes
 from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
 from simlab.world import World
@@ -65,4 +66,5 @@ SCENARIO = Scenario(
     build=_build,
     until_us=lambda sizes: _rollout_us(sizes) + _backlog_us(sizes) + 120 * SECOND_US,
     lateness_bound_us=lambda sizes: 75 * SECOND_US + _backlog_us(sizes),
+    variants=(QUEUE_IN_MEMORY,),
 )

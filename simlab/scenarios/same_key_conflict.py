@@ -14,6 +14,7 @@ from scheduler.app import Client
 from scheduler.errors import IdempotencyConflict, StoreUnavailable
 from scheduler.policy import RandomStream, WorkerSettings
 from simlab.faults import Fault, ReplyLost
+from simlab.naive.key_per_try import KEY_PER_TRY
 from simlab.scenario import Scenario, Sizes
 from simlab.scenarios.common import SECOND_US, add_client, add_workers
 from simlab.world import World
@@ -76,4 +77,5 @@ SCENARIO = Scenario(
     build=_build,
     until_us=lambda sizes: 30 * SECOND_US + sizes["n_keys"] * SERVICE_US,
     lateness_bound_us=lambda sizes: 100_000 + sizes["n_keys"] * SERVICE_US,
+    variants=(KEY_PER_TRY,),
 )

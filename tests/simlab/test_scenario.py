@@ -33,6 +33,11 @@ def test_each_variant_names_checks_that_its_scenario_runs(scenario):
     assert scenario.variant(None) is None
 
 
+def test_every_check_has_a_famous_mistake_that_it_catches():
+    named = {check for scenario in ALL for variant in scenario.variants for check in variant.caught_by}
+    assert named == set(CHECKS)
+
+
 def test_a_scenario_is_found_by_its_name_which_is_its_key():
     for name, scenario in SCENARIOS.items():
         assert find_scenario(name) is scenario

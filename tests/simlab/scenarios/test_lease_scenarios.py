@@ -34,6 +34,13 @@ SEARCH = range(200)
 HAPPENS = {
     "claim-contention": (),
     "crash-before-execution": ("a host lost power", "a lease expired"),
+    "dead-letter-replay": (
+        "a host stood still",
+        "an exhausted job was swept",
+        "a dead letter was replayed",
+        "a worker gave up by its own count",
+        "a second effect was refused",
+    ),
     "gc-pause-zombie": (
         "a host stood still",
         "a lease expired",
