@@ -78,7 +78,10 @@ def attempts_frame(history: History) -> pd.DataFrame:
     database), `executing_s`, `executed_s` (missing when it did not come to that), `ended_s` and `end` (how the
     database saw the claim end: ``succeeded``, ``retry``, ``swept``, …; missing while it holds).
     """
-    claims: dict[tuple[UUID, int], dict[str, Any]] = {}
+    rows: list[dict[str, Any]] = []
+    # A token names one claim only where no mistake resets it; a host knows which one it means.
+    of_host: dict[tuple[UUID, int, str], dict[str, Any]] = {}
+    newest: dict[tuple[UUID, int], dict[str, Any]] = {}
     current: dict[UUID, dict[str, Any]] = {}
     names = _shortened(_jobs_in(history))
     for event in history:
@@ -86,18 +89,22 @@ def attempts_frame(history: History) -> pd.DataFrame:
             continue
         if event.kind == "claimed":
             row = _claim_row(event, names[event.job])
-            claims[event.job, event.token] = current[event.job] = row
+            rows.append(row)
+            newest[event.job, event.token] = current[event.job] = row
+            of_host[event.job, event.token, event.host] = row
             continue
-        held = claims.get((event.job, event.token))
+        held = newest.get((event.job, event.token))
         if event.kind == "cancelled":
             held = current.get(event.job) if event.detail == "cancelled" else None
+        elif event.kind != "swept":
+            held = of_host.get((event.job, event.token, event.host), held)
         if held is not None:
             _update_claim(held, event)
     columns = [
         "job", "job_id", "token", "attempt", "host", "claimed_s", "lease_until_s", "executing_s", "executed_s",
         "ended_s", "end",
     ]  # fmt: skip
-    return pd.DataFrame(list(claims.values()), columns=columns)
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _claim_row(event: Event, name: str) -> dict[str, Any]:

@@ -119,6 +119,20 @@ class _Teller:
         kind, _, now = event.detail.partition(" to ")
         return f"{event.host} writes '{kind}' with token {event.token}: it is {now}{stale}"
 
+    def _tell_cancelled(self, event: Event) -> str:
+        answer = {
+            "cancelled": "and it is CANCELLED",
+            "requested": "while it runs, so that its handler is asked to stop",
+            "too_late": "but it has ended",
+        }
+        return f"{event.host} cancels it, {answer.get(event.detail, event.detail)}"
+
+    def _tell_early(self, event: Event) -> str:
+        return f"{event.host} is told that it is not due yet, and waits again"
+
+    def _tell_replayed(self, event: Event) -> str:
+        return f"{event.host} replays it: PENDING again, with all its attempts before it"
+
     def _tell_recovered(self, event: Event) -> str:
         self._believers.pop((event.host, event.token), None)
         return f"{event.host} writes '{event.detail}' again: the first time had counted, its reply was lost"
@@ -130,7 +144,11 @@ class _Teller:
 
     def _tell_aborted(self, event: Event) -> str:
         self._believers.pop((event.host, event.token), None)
-        why = {"lost": "the database says it is lost", "expired": "its lease has run out by its own count"}
+        why = {
+            "lost": "the database says it is lost",
+            "expired": "its lease has run out by its own count",
+            "drain": "it was asked to stop, and its drain has run out of time",
+        }
         return f"{event.host} stops it: {why.get(event.detail, event.detail)}"
 
     def _tell_fault(self, event: Event) -> str:

@@ -117,14 +117,12 @@ class Lanes:
         How many rows there are in all, without the world's.
     spans
         The first row of each host, and the first that is not its own.
-    row_of
-        The row of each claim, by job and token.
     """
 
     def __init__(self, hosts: Iterable[str], claims: Sequence[Claim]) -> None:
         self.rows = 0
         self.spans: dict[str, tuple[int, int]] = {}
-        self.row_of: dict[tuple[str, int], int] = {}
+        self._placed: dict[tuple[str, int], list[tuple[Claim, int]]] = {}
         for host in sorted(hosts, key=_natural):
             free: list[float] = []
             mine = sorted(
@@ -133,9 +131,25 @@ class Lanes:
             for claim in mine:
                 row = next((n for n, at_s in enumerate(free) if at_s <= claim.claimed_s), len(free))
                 free[row : row + 1] = [claim.free_s]
-                self.row_of[claim.job_id, claim.token] = self.rows + row
+                self._placed.setdefault((claim.job_id, claim.token), []).append((claim, self.rows + row))
             self.spans[host] = (self.rows, self.rows + max(1, len(free)))
             self.rows = self.spans[host][1]
+
+    def row(self, job_id: str, token: int, host: str, at_s: float) -> int | None:
+        """Return the row of the claim that a host means by a job and a token, if there is one.
+
+        A mistake may give the same token twice. A host means its own claim, and else the newest there was by then.
+        """
+        placed = [
+            (claim.host == host, claim.claimed_s, row)
+            for claim, row in self._placed.get((job_id, token), ())
+            if claim.claimed_s <= at_s
+        ]
+        return max(placed)[2] if placed else None
+
+    def row_of(self, claim: Claim) -> int:
+        """Return the row that a claim is drawn in."""
+        return next(row for other, row in self._placed[claim.job_id, claim.token] if other is claim)
 
     def edges(self, host: str) -> tuple[float, float]:
         """Return the upper and the lower edge of a host's lane."""

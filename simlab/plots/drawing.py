@@ -39,7 +39,7 @@ _STORE = "database"
 
 
 def draw_faults(canvas: Canvas) -> None:
-    """Draw when hosts were down, stood still or were cut off, and what else the laboratory did."""
+    """Draw when hosts were down, stood still, were cut off or asked to stop, and what else the laboratory did."""
     faults = canvas.events[canvas.events["kind"] == "fault"]
     other: dict[str, list[tuple[str, float]]] = {}
     for host, rows in faults.groupby("host", observed=True):
@@ -59,6 +59,17 @@ def draw_faults(canvas: Canvas) -> None:
             _draw_absence(canvas, str(host), detail, since_s, canvas.time.end_s)
     for host, struck in other.items():
         _draw_strikes(canvas, host, struck)
+    stopping = canvas.events[canvas.events["kind"] == "stopping"]
+    for host, time_s in zip(stopping["host"], stopping["time_s"], strict=True):
+        if host in canvas.lanes.spans:
+            _draw_stopping(canvas, str(host), time_s)
+
+
+def _draw_stopping(canvas: Canvas, host: str, time_s: float) -> None:
+    upper, lower = canvas.lanes.edges(host)
+    style: dict[str, Any] = {"color": "0.25", "linestyle": "--", "linewidth": 1.2}
+    canvas.ax.vlines([time_s], upper, lower, zorder=5, **style)
+    canvas.explain("asked to stop", Line2D([], [], **style))
 
 
 def _draw_absence(canvas: Canvas, host: str, kind: str, since_s: float, until_s: float) -> None:
@@ -110,7 +121,7 @@ def draw_claims(canvas: Canvas) -> None:
     canvas.explain("held by the worker (job, t = lease token)", Line2D([], [], color="0.35", linewidth=1.5))
     canvas.explain("lease, by the database", Patch(color="0.35", alpha=0.22))
     for claim in canvas.claims:
-        row = canvas.lanes.row_of[claim.job_id, claim.token]
+        row = canvas.lanes.row_of(claim)
         colour = canvas.colours[claim.job_id]
         lease_s = min(claim.lease_s, canvas.time.end_s)
         until_s = lease_s if claim.swept else min(claim.ended_s, lease_s)
@@ -142,7 +153,7 @@ def _draw_label(canvas: Canvas, claim: Claim, row: int, written: dict[int, float
 
 def _draw_block(canvas: Canvas, claim: Claim, began_s: float, stopped_s: float, *, whole: bool) -> None:
     """Draw a running handler, with the token on it; and the job too where its row had no room for its label."""
-    row, colour = canvas.lanes.row_of[claim.job_id, claim.token], canvas.colours[claim.job_id]
+    row, colour = canvas.lanes.row_of(claim), canvas.colours[claim.job_id]
     canvas.ax.barh(
         row + _BLOCK, stopped_s - began_s, left=began_s, height=0.46, color=colour, edgecolor="0.15",
         linewidth=0.6, zorder=4,
@@ -206,13 +217,7 @@ def draw_marks(canvas: Canvas) -> None:
     lanes, events = canvas.lanes, canvas.events
     for kind, (marker, colour, size, above, says) in _MARKS.items():
         rows = events[(events["kind"] == kind) & events["host"].isin(list(lanes.spans))]
-        hosts, jobs, tokens = (rows[name].tolist() for name in ("host", "job_id", "token"))
-        y = np.array(
-            [
-                lanes.row_of[job, token] + _BLOCK if (job, token) in lanes.row_of else lanes.middle(str(host))
-                for host, job, token in zip(hosts, jobs, tokens, strict=True)
-            ]
-        )
+        y = np.array([place[1] for event in rows.to_dict("records") if (place := _place(canvas, event))])
         times_s = rows["time_s"].to_numpy(dtype=float)
         # One by one there are few; as load each lane has one height, and is thinned for itself.
         for height in np.unique(y):
@@ -256,8 +261,9 @@ def _place(canvas: Canvas, event: Mapping[Any, Any]) -> tuple[float, float] | No
     lanes, time_s, host = canvas.lanes, float(event["time_s"]), str(event["host"])
     if event["kind"] in {"effect", "duplicate"}:
         return time_s, canvas.world
-    if pd.notna(event["token"]) and (event["job_id"], event["token"]) in lanes.row_of:
-        return time_s, lanes.row_of[event["job_id"], event["token"]] + _BLOCK
+    row = None if pd.isna(event["token"]) else lanes.row(event["job_id"], event["token"], host, time_s)
+    if row is not None:
+        return time_s, row + _BLOCK
     return (time_s, lanes.middle(host)) if host in lanes.spans else None
 
 

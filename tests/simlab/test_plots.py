@@ -159,7 +159,22 @@ def test_overlapping_claims_of_a_host_have_rows_of_their_own(naive: Result) -> N
     for one in claims:
         for other in claims:
             if one is not other and one.claimed_s <= other.claimed_s < one.free_s:
-                assert lanes.row_of[one.job_id, one.token] != lanes.row_of[other.job_id, other.token]
+                assert lanes.row_of(one) != lanes.row_of(other)
+
+
+def test_a_token_that_is_given_twice_names_two_claims_by_host_and_time() -> None:
+    result = simulate("dead-letter-replay", seed=0, variant="replay-resets-token")
+    twice = result.attempts[result.attempts.duplicated(["job_id", "token"], keep=False)]
+    assert len(twice) == 4
+    claims = claims_of(result)
+    lanes = Lanes({claim.host for claim in claims}, claims)
+    job_id = twice["job_id"].iloc[0]
+    mine, theirs = (claim for claim in claims if claim.job_id == job_id)
+    assert (mine.host, theirs.host) == ("w1", "w2")
+    assert lanes.row(mine.job_id, 1, "w2", at_s=theirs.claimed_s - 1) == lanes.row_of(mine)
+    assert lanes.row(mine.job_id, 1, "w2", at_s=theirs.claimed_s + 1) == lanes.row_of(theirs)
+    assert lanes.row(mine.job_id, 1, "w1", at_s=theirs.claimed_s + 1) == lanes.row_of(mine)
+    assert lanes.row(mine.job_id, 2, "w1", at_s=theirs.claimed_s) is None
 
 
 def test_hosts_are_in_the_order_of_their_numbers() -> None:
