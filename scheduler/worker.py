@@ -182,7 +182,8 @@ class Worker:
         for job in self.held:
             # A handler that has returned has finished, even if its slot has not looked yet.
             returned = job.task is not None and job.task.done()
-            if job.phase is not Phase.FINISHING and not returned:
+            if job.phase is not Phase.FINISHING and not returned and job.abort is None:
+                self._observe("aborted", job, Abort.DRAIN.name.lower())
                 job.take_away(Abort.DRAIN)
         # Cancelled handlers still get their outcome written; a store that is away must not keep us for ever.
         await self._until_empty(self._clock.now_us() + 2 * self.settings.request_timeout_us)

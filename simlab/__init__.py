@@ -28,10 +28,13 @@ if TYPE_CHECKING:
         UnknownScenario,
     )
     from simlab.experiment import simulate
+    from simlab.exploration import explore
     from simlab.faults import At, Crash, Pause, Reached, ReplyLost, RequestLost
     from simlab.pgserver import throwaway_postgres
+    from simlab.replays import replay
     from simlab.results import Result
     from simlab.scenarios import SCENARIOS
+    from simlab.sweeps import sweep
 
 __all__ = [
     "SCENARIOS",
@@ -52,7 +55,10 @@ __all__ = [
     "UnknownScenario",
     "Verdict",
     "crosscheck",
+    "explore",
+    "replay",
     "simulate",
+    "sweep",
     "throwaway_postgres",
 ]
 
@@ -68,10 +74,13 @@ _HOMES = {
         "UnknownScenario",
     ),
     "experiment": ("simulate",),
+    "exploration": ("explore",),
     "faults": ("At", "Crash", "Pause", "Reached", "ReplyLost", "RequestLost"),
     "pgserver": ("throwaway_postgres",),
+    "replays": ("replay",),
     "results": ("Result",),
     "scenarios": ("SCENARIOS",),
+    "sweeps": ("sweep",),
 }
 
 

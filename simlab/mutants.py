@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import joblib
 import pandas as pd
 
+from scheduler.console import table_text
+from scheduler.postgres import PostgresStore
 from simlab.checks import Verdict
 from simlab.errors import InvalidExperiment
 from simlab.experiment import STORES, simulate
-from simlab.scenario import Scenario
+from simlab.scenario import Scenario, Variant
 from simlab.scenarios import SCENARIOS
-from simlab.sweep import judged, run_batches
+from simlab.store import ModelStore
+from simlab.sweeps import judged, run_batches
 
 if TYPE_CHECKING:
     from simlab.pgserver import PostgresServer
@@ -112,8 +115,7 @@ class Mutants:
 
     def table(self) -> str:
         """Return the table for people, and what it comes to."""
-        rows = [("mistake", "scenario", "check", "seed", "after")]
-        rows += [
+        rows = [
             (
                 hunt.mistake,
                 hunt.scenario,
@@ -123,16 +125,17 @@ class Mutants:
             )
             for hunt in self.hunts
         ]
-        lines = _aligned(rows)
-        lines += [
-            "",
-            *_aligned([("the real scheduler in", "runs", "verdict"), *map(_proof_row, self.proofs)]),
-        ]
+        lines = []
+        if rows:
+            lines += [table_text(("mistake", "scenario", "caught by", "seed", "after"), rows), ""]
+        proofs = [(proof.scenario, str(proof.runs), proof.verdict.value) for proof in self.proofs]
+        lines += [table_text(("the real scheduler in", "runs", "verdict"), proofs)]
         mistakes = len({hunt.mistake for hunt in self.hunts})
+        places = f"{mistakes} mistake{'s' if mistakes != 1 else ''} in {len(self.proofs)} scenario{'s' if len(self.proofs) != 1 else ''}"
         escaped = sorted({hunt.mistake for hunt in self.escaped})
         lines += [
             "",
-            f"{mistakes} mistakes in {len(self.proofs)} scenarios on the {self.store} store: "
+            f"{places} on the {self.store} store: "
             + (f"{len(escaped)} escaped ({', '.join(escaped)})" if escaped else "every one was caught"),
         ]
         lines += [
@@ -141,17 +144,6 @@ class Mutants:
             if proof.verdict is not Verdict.VALID
         ]
         return "\n".join(lines)
-
-
-def _proof_row(proof: Proof) -> tuple[str, str, str]:
-    return proof.scenario, str(proof.runs), proof.verdict.value
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
 
 
 def hunt_mutants(
@@ -177,7 +169,7 @@ def hunt_mutants(
     jobs_parallel
         How many processes; by default one for each core.
     scenarios
-        Where to hunt.
+        Where to hunt; each is told with its small sizes, so that the hunt takes minutes.
     progress
         Called with how many parts of the hunt are done, and how many there are.
     """
@@ -192,12 +184,18 @@ def hunt_mutants(
             raise InvalidExperiment("mutants on PostgreSQL need a server")
         options["server"], jobs_parallel = server, 1
     calls = [
-        joblib.delayed(_hunt)(scenario.name, variant.name, variant.caught_by, seeds, options)
+        joblib.delayed(_hunt)(
+            scenario.name, variant.name, variant.caught_by, seeds, {**options, **scenario.small}
+        )
         for scenario in scenarios.values()
         for variant in scenario.variants
+        if _runs_on(variant, store)
     ]
     hunted = len(calls)
-    calls += [joblib.delayed(_prove)(scenario, real_seeds, options) for scenario in scenarios]
+    calls += [
+        joblib.delayed(_prove)(scenario.name, real_seeds, {**options, **scenario.small})
+        for scenario in scenarios.values()
+    ]
     done: list[Any] = []
     for result in run_batches(calls, jobs_parallel=jobs_parallel):
         done.append(result)
@@ -205,6 +203,15 @@ def hunt_mutants(
             progress(len(done), len(calls))
     hunts = sorted(done[:hunted], key=lambda hunt: (hunt.mistake, hunt.scenario))
     return Mutants(store=store, hunts=tuple(hunts), proofs=tuple(done[hunted:]))
+
+
+def _runs_on(variant: Variant, store: str) -> bool:
+    """Say whether a mistake is one on this store: some replace only what the model decides."""
+    if store == "model" or variant.model_store is ModelStore:
+        return True
+    return (
+        variant.postgres_store is not PostgresStore or variant.rewrite is not None or variant.wrap is not None
+    )
 
 
 def _hunt(

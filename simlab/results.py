@@ -181,7 +181,7 @@ class Result:
 
     def save_experiment(self, path: str | Path) -> Path:
         """Write what decided the run, and what came of it, to one file that ``simlab replay`` runs again."""
-        from simlab.replay import save_experiment
+        from simlab.replays import save_experiment
 
         return save_experiment(self, path)
 

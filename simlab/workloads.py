@@ -50,6 +50,7 @@ __all__ = [
     "Choice",
     "Experiment",
     "PlannedJob",
+    "PlannedStop",
     "SeededChoice",
     "Workload",
     "draw_experiment",
@@ -63,6 +64,7 @@ SECOND_US = 1_000_000
 
 MAX_JOBS = 8
 MAX_FAULTS = 6
+MAX_STOPS = 2
 MAX_DECISIONS = 24
 MAX_ORDER = 5
 MAX_STEP_BACK_S = 20
@@ -94,6 +96,8 @@ class PlannedJob:
         Whether it has an idempotency key; then the client repeats the call until it is acknowledged.
     again_us
         When the same request, with the same key, is made a second time.
+    other_us
+        When another request is made under its key, which must be refused.
     cancel_us, replay_us
         When its cancellation is asked for, and when an operator replays it if it is a dead letter by then.
     """
@@ -105,6 +109,7 @@ class PlannedJob:
     max_age_us: int | None = None
     keyed: bool = True
     again_us: int | None = None
+    other_us: int | None = None
     cancel_us: int | None = None
     replay_us: int | None = None
 
@@ -114,9 +119,11 @@ class PlannedJob:
         for name in ("at_us", "delay_us", "service_us"):
             _whole(name, getattr(self, name), 0)
         _whole("max_attempts", self.max_attempts, 1)
-        for name in ("max_age_us", "again_us", "cancel_us", "replay_us"):
+        for name in ("max_age_us", "again_us", "other_us", "cancel_us", "replay_us"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1 if name == "max_age_us" else 0)
+        if self.other_us is not None and not self.keyed:
+            raise InvalidExperiment("workload: other_us: only a job with a key has one that can be taken")
 
     def __str__(self) -> str:
         said = [f"enqueued at {_s(self.at_us)}, due {_s(self.delay_us)} later, works {_s(self.service_us)}"]
@@ -127,6 +134,7 @@ class PlannedJob:
             said.append("no idempotency key")
         for name, at_us in (
             ("again", self.again_us),
+            ("its key for another request", self.other_us),
             ("cancelled", self.cancel_us),
             ("replayed", self.replay_us),
         ):
@@ -137,8 +145,37 @@ class PlannedJob:
     @property
     def last_us(self) -> int:
         """The last instant at which anybody does anything with it."""
-        acts = [self.at_us + self.delay_us, self.again_us, self.cancel_us, self.replay_us]
+        acts = [self.at_us + self.delay_us, self.again_us, self.other_us, self.cancel_us, self.replay_us]
         return max(at_us for at_us in acts if at_us is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStop:
+    """An operator's act: a worker is asked to stop, and a while after it has, a new one takes its place.
+
+    Attributes
+    ----------
+    worker
+        Its number, from 1.
+    at_us
+        When it is asked, in virtual microseconds from the start; in vain if its machine is off just then.
+    replace_after_us
+        How long after the end of its drain the new one starts, in microseconds.
+    """
+
+    worker: int
+    at_us: int = 0
+    replace_after_us: int = 1 * SECOND_US
+
+    def __post_init__(self) -> None:
+        _whole("worker", self.worker, 1)
+        _whole("at_us", self.at_us, 0)
+        _whole("replace_after_us", self.replace_after_us, 0)
+
+    def __str__(self) -> str:
+        return (
+            f"w{self.worker} is asked to stop at {_s(self.at_us)}, replaced {_s(self.replace_after_us)} later"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +192,7 @@ class Workload:
     prefetch: int = 1
     latency_us: int = 1 * MILLISECOND_US
     jitter_us: int = 0
+    stops: tuple[PlannedStop, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.jobs:
@@ -163,6 +201,9 @@ class Workload:
             _whole(name, getattr(self, name), 1)
         for name in ("prefetch", "latency_us", "jitter_us"):
             _whole(name, getattr(self, name), 0)
+        for stop in self.stops:
+            if stop.worker > self.n_workers:
+                raise InvalidExperiment(f"workload: {stop}: there are {self.n_workers} workers")
 
     def __str__(self) -> str:
         spread = f" to {_ms(self.latency_us + self.jitter_us)}" if self.jitter_us else ""
@@ -170,11 +211,16 @@ class Workload:
             f"{self.n_workers} workers with {self.concurrency} slots and {self.prefetch} ahead, "
             f"{_ms(self.latency_us)}{spread} to the store"
         )
-        return "\n".join([fleet, *(f"job {number}: {job}" for number, job in enumerate(self.jobs))])
+        jobs = (f"job {number}: {job}" for number, job in enumerate(self.jobs))
+        return "\n".join([fleet, *jobs, *map(str, self.stops)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a JSON-able dict."""
-        return {**asdict(self), "jobs": [asdict(job) for job in self.jobs]}
+        return {
+            **asdict(self),
+            "jobs": [asdict(job) for job in self.jobs],
+            "stops": [asdict(stop) for stop in self.stops],
+        }
 
     @classmethod
     def from_dict(cls, data: object) -> Workload:
@@ -186,15 +232,27 @@ class Workload:
             Saying which field is unknown or out of range.
         """
         values = _known("workload", cls, data)
-        jobs = values.get("jobs", ())
-        if not isinstance(jobs, Sequence) or isinstance(jobs, str):
-            raise InvalidExperiment(f"workload: jobs={jobs!r}: must be a list")
-        return cls(
-            **{
-                **values,
-                "jobs": tuple(PlannedJob(**_known("a job of the workload", PlannedJob, job)) for job in jobs),
-            }
-        )
+        for name, kind, what in (
+            ("jobs", PlannedJob, "a job of the workload"),
+            ("stops", PlannedStop, "a stop of the workload"),
+        ):
+            if name in values:
+                values[name] = tuple(_built(what, kind, one) for one in _listed(name, values[name]))
+        return cls(**values)
+
+
+def _listed(name: str, value: object) -> Sequence[object]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise InvalidExperiment(f"workload: {name}={value!r}: must be a list")
+    return value
+
+
+def _built(what: str, kind: type[T], data: object) -> T:
+    values = _known(what, kind, data)
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise InvalidExperiment(f"{what}: {error}") from error
 
 
 def _known(what: str, kind: type[Any], data: object) -> dict[str, Any]:
@@ -256,23 +314,25 @@ def _yes(choice: Choice) -> bool:
     return choice.whole(0, 1) == 1
 
 
-_JOB_KNOBS = ("far", "long", "ages", "unkeyed", "again", "cancels", "replays")
+_JOB_KNOBS = ("far", "long", "ages", "unkeyed", "again", "others", "cancels", "replays")
 
 
 def draw_experiment(choice: Choice, *, max_jobs: int = MAX_JOBS, max_faults: int = MAX_FAULTS) -> Experiment:
     """Draw a workload, a plan of faults and a stream of orderings, a random half of the knobs switched off."""
     kinds = tuple(kind for kind in FAULTS if _yes(choice))
     knobs = frozenset(knob for knob in _JOB_KNOBS if _yes(choice))
-    ties, jitter = _yes(choice), _yes(choice)
+    ties, jitter, stops = _yes(choice), _yes(choice), _yes(choice)
     jobs = choice.several(lambda one: _draw_job(one, knobs), low=1, high=max_jobs)
+    n_workers = choice.whole(1, 3)
     workload = Workload(
         # One at least with a key: whose enqueueing is repeated until it is acknowledged, so that there is a story.
         jobs=(replace(jobs[0], keyed=True), *jobs[1:]),
-        n_workers=choice.whole(1, 3),
+        n_workers=n_workers,
         concurrency=choice.whole(1, 3),
         prefetch=choice.whole(0, 3),
         latency_us=choice.whole(0, 20) * MILLISECOND_US,
         jitter_us=choice.whole(1, 20_000) if jitter else 0,
+        stops=choice.several(lambda one: _draw_stop(one, n_workers), low=0, high=MAX_STOPS) if stops else (),
     )
     workers = tuple(f"w{number}" for number in range(1, workload.n_workers + 1))
     faults = draw_faults(
@@ -304,12 +364,22 @@ def _draw_job(choice: Choice, knobs: frozenset[str]) -> PlannedJob:
         acts["keyed"] = False
     elif "again" in knobs and _yes(choice):
         acts["again_us"] = job.at_us + choice.whole(0, 60) * SECOND_US
+    if "others" in knobs and acts.get("keyed", True) and _yes(choice):
+        acts["other_us"] = job.at_us + choice.whole(0, 60) * SECOND_US
     if "cancels" in knobs and _yes(choice):
         # Around when it runs, for that is where the order matters.
         acts["cancel_us"] = job.at_us + job.delay_us + choice.whole(0, 20) * SECOND_US // 2
     if "replays" in knobs and _yes(choice):
         acts["replay_us"] = job.at_us + job.delay_us + choice.whole(0, 180) * SECOND_US
     return replace(job, **acts)
+
+
+def _draw_stop(choice: Choice, n_workers: int) -> PlannedStop:
+    return PlannedStop(
+        worker=choice.whole(1, n_workers),
+        at_us=choice.whole(0, 10 * FAULT_WINDOW_S) * 100 * MILLISECOND_US,
+        replace_after_us=choice.whole(0, 10) * SECOND_US,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from scheduler.console import run_command_line
 from scheduler.errors import SchedulerError
-from simlab.cli import runs  # noqa: F401 - its commands register themselves
+from simlab.cli import chaos, runs, search  # noqa: F401 - their commands register themselves
 from simlab.cli.common import cli
 from simlab.errors import SimlabError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -41,6 +42,10 @@ def run_command(
     sizes: SizesOption = None,
     postgres: PostgresOption = None,
     out: OutOption = None,
+    save_plan: Annotated[
+        Path | None,
+        typer.Option("--save-plan", metavar="FILE", help="Write a file that `simlab replay` runs again."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario once, in virtual time, and judge it."""
@@ -61,12 +66,16 @@ def run_command(
     if out is not None:
         result.save(out)
         write_report([result], out, title=f"{scenario}, seed {seed}")
+    if save_plan is not None:
+        result.save_experiment(save_plan)
     if as_json:
         print_json(result.summary())
     else:
         result.show()
         if out is not None:
             print(f"written: {out / 'report.html'}")
+        if save_plan is not None:
+            print(f"replay it with: simlab replay {shlex.quote(str(save_plan))}")
     raise typer.Exit(result.verdict.exit_code)
 
 
@@ -88,6 +97,9 @@ def crosscheck_command(
     real: Annotated[
         bool, typer.Option("--real/--no-real", help="Tell the story with real processes, too.")
     ] = True,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where --seeds and --all write their report.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario on the model and on PostgreSQL in virtual time, and compare them event by event.
@@ -103,7 +115,16 @@ def crosscheck_command(
     if scenario is None or seeds is not None:
         if variant is not None:
             raise InvalidExperiment("--seeds and --all run every variant; leave --variant out")
-        _crosscheck_many(scenario, seeds or CROSSCHECK_ALL_SEEDS, given, postgres, as_json=as_json)
+        _crosscheck_many(
+            scenario,
+            seeds or CROSSCHECK_ALL_SEEDS,
+            given,
+            postgres,
+            out=out or Path("out/crosscheck"),
+            as_json=as_json,
+        )
+    if out is not None:
+        raise InvalidExperiment("--out goes with --seeds or --all; one cross-check is printed only")
     with open_server(postgres, needed=True) as server:
         checked = crosscheck(scenario, seed=seed, variant=variant, server=server, real=real, **given)
     if as_json:
@@ -115,16 +136,32 @@ def crosscheck_command(
 
 
 def _crosscheck_many(
-    scenario: str | None, seeds: str, given: dict[str, Any], postgres: str | None, *, as_json: bool
+    scenario: str | None,
+    seeds: str,
+    given: dict[str, Any],
+    postgres: str | None,
+    *,
+    out: Path,
+    as_json: bool,
 ) -> NoReturn:
+    import pandas as pd
+
     from simlab.crosschecks import crosscheck_many
+    from simlab.report import write_report
     from simlab.scenarios import SCENARIOS
 
     names = list(SCENARIOS) if scenario is None else [scenario]
     sizes = {name: {**SCENARIOS[name].small, **given} for name in names if name in SCENARIOS}
     with open_server(postgres, needed=True) as server:
         frame = crosscheck_many(names, seeds=seed_range(seeds), server=server, sizes=sizes, progress=step_bar)
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    rows: list[dict[str, Any]] = [
+        {str(name): None if pd.isna(value) else value for name, value in row.items()}
+        for row in frame.astype(object).to_dict("records")
+    ]
+    shown = [{**row, "variant": row["variant"] or "the real scheduler"} for row in rows]
+    title = f"Model and PostgreSQL, seeds {seeds}"
+    page = write_report([], out, title=title, tables={"One row a scenario and variant": shown})
+    good = all(row["equal"] == row["seeds"] == row["as_expected"] for row in rows)
     if as_json:
         print_json(rows)
     else:
@@ -148,7 +185,7 @@ def _crosscheck_many(
         for row in rows:
             if row["first_difference"] is not None:
                 print(f"\n{row['scenario']} {row['first_difference']}")
-    good = all(row["equal"] == row["seeds"] == row["as_expected"] for row in rows)
+        print(f"{'VALID' if good else 'INVALID'}: the report is {page}")
     raise typer.Exit(0 if good else 1)
 
 

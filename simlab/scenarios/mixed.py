@@ -1,13 +1,15 @@
 """Everything at once, in small: what the seed invents, from jobs and machines to faults and orderings.
 
 No story of its own. It is the ground on which ``sweep`` tries seeds and ``explore`` searches: a handful of
-jobs of every kind, a few machines, a plan of faults that all end by themselves. Whatever comes, every job must
-end, once the faults are over and within a bound that follows from the load.
+jobs of every kind, a few machines, an operator who stops and replaces workers, a plan of faults that all end by
+themselves. Whatever comes, every job must end, once the faults are over and within a bound that follows from
+the load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -15,7 +17,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from scheduler.app import App, Client
-from scheduler.errors import StoreUnavailable
+from scheduler.errors import IdempotencyConflict, StoreUnavailable
 from scheduler.jobs import TERMINAL
 from scheduler.policy import Retry, WorkerSettings
 from scheduler.pool import RunningJob
@@ -71,9 +73,11 @@ def _draw(seed: int, sizes: Sizes) -> Experiment:
 def _told_with(scenario: Scenario, workload: Workload, faults: tuple[Fault, ...]) -> Scenario:
     settings = replace(_SETTINGS, concurrency=workload.concurrency, prefetch=workload.prefetch)
     work_us = _work_us(workload, faults)
-    bound_us = settings.lease_us + _SLACK_US + work_us + _set_back_us(faults)
+    away_us = sum(settings.drain_timeout_us + stop.replace_after_us for stop in workload.stops)
+    bound_us = settings.lease_us + _SLACK_US + work_us + away_us + _set_back_us(faults)
     last_us = max(FAULT_WINDOW_S * SECOND_US, *(job.last_us for job in workload.jobs))
-    tries = max(job.max_attempts for job in workload.jobs)
+    # Each stop may give back what it cut short, without an attempt being counted.
+    tries = max(job.max_attempts for job in workload.jobs) + len(workload.stops)
     until_us = last_us + sum(map(_lasts_us, faults)) + tries * bound_us
     stay_away = frozenset(f.host for f in faults if isinstance(f, Crash) and f.restart_after_us is None)
     return replace(
@@ -155,6 +159,8 @@ def _build(world: World, sizes: Sizes, settings: WorkerSettings, *, workload: Wo
     for number in range(1, workload.n_workers + 1):
         world.add_host(f"w{number}", boot_worker)
     world.add_host("client", boot_client)
+    for stop in workload.stops:
+        world.stop_worker(f"w{stop.worker}", at_us=stop.at_us, replace_after_us=stop.replace_after_us)
 
 
 class _User:
@@ -175,6 +181,7 @@ class _User:
             (at_us, act)
             for at_us, act in (
                 (job.again_us, lambda _: self._enqueue()),
+                (job.other_us, lambda _: self._ask_for_another()),
                 (job.cancel_us, lambda job_id: self._repeat(lambda: self._store.cancel([job_id]))),
                 (job.replay_us, lambda job_id: self._repeat(lambda: self._store.replay([job_id]))),
             )
@@ -190,22 +197,26 @@ class _User:
 
     async def _enqueue(self) -> UUID | None:
         """Enqueue the job: again and again where its key makes that safe, else once."""
-        job = self._job
-
-        async def ask() -> UUID:
-            return await self._client.enqueue(
-                _task(job),
-                {"n": self._number, "service_us": job.service_us},
-                delay=timedelta(microseconds=job.delay_us),
-                idempotency_key=f"job {self._number}" if job.keyed else None,
-            )
-
-        if job.keyed:
-            return await self._repeat(ask)
+        if self._job.keyed:
+            return await self._repeat(lambda: self._ask(self._job.service_us))
         try:
-            return await ask()
+            return await self._ask(self._job.service_us)
         except StoreUnavailable:
             return None
+
+    async def _ask_for_another(self) -> None:
+        """Ask for another job under the same key, which is refused: the key is taken by now."""
+        with suppress(IdempotencyConflict):
+            await self._repeat(lambda: self._ask(self._job.service_us + 1))
+
+    async def _ask(self, service_us: int) -> UUID:
+        job = self._job
+        return await self._client.enqueue(
+            _task(job),
+            {"n": self._number, "service_us": service_us},
+            delay=timedelta(microseconds=job.delay_us),
+            idempotency_key=f"job {self._number}" if job.keyed else None,
+        )
 
     async def _repeat(self, ask: Callable[[], Awaitable[T]]) -> T:
         for _ in range(MAX_TRIES):

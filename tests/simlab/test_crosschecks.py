@@ -90,3 +90,11 @@ def test_every_scenario_and_mistake_gives_equal_digests_on_both_stores(
     assert (frame["as_expected"] == frame["seeds"]).all()
     variants = sum(len(scenario.variants) for scenario in SCENARIOS.values())
     assert len(frame) == len(SCENARIOS) + variants
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_midnight_with_ten_thousand_jobs_gives_equal_digests(postgres_server: PostgresServer) -> None:
+    checked = crosscheck("midnight-stampede", seed=0, server=postgres_server, n_jobs=10_000)
+    assert checked.verdict is Verdict.VALID, checked.story()
+    assert len(checked.model.table) == 10_000

@@ -6,15 +6,17 @@ same frame however the work is spread, ``wall_s`` apart.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import joblib
 import numpy as np
 import pandas as pd
 
+from scheduler.console import table_text
 from simlab.checks import CHECKS, CheckResult, Verdict
 from simlab.errors import InvalidExperiment, SimlabError
 from simlab.experiment import simulate
@@ -23,7 +25,7 @@ from simlab.marks import MARKS, count_marks, never
 from simlab.results import Result
 from simlab.scenarios import find_scenario
 
-__all__ = ["BROKE", "judged", "run_batches", "sweep", "verdict_of"]
+__all__ = ["BROKE", "SHOWN", "judged", "run_batches", "summary", "sweep", "table", "verdict_of"]
 
 BROKE = "broke"
 """Stands where the name of a check would, when a run ended with an exception: a bug of the code under test."""
@@ -32,6 +34,15 @@ BATCH_S = 0.5
 """A batch of runs takes about so many seconds, so that handing it out costs nothing to speak of."""
 
 MAX_BATCH = 200
+
+FIRST_S = 1.0
+"""The runs of about so many seconds are made before any process is started."""
+
+WORTH_PROCESSES_S = 5.0
+"""What takes less than so many seconds is not worth starting processes for."""
+
+SHOWN = 20
+"""Of the seeds that are not VALID, a summary names so many."""
 
 Row = dict[str, Any]
 
@@ -122,7 +133,7 @@ def sweep(
     variant, faults, **sizes
         As in :func:`simlab.experiment.simulate`.
     jobs_parallel
-        How many processes; by default one for each core, and none besides this one for few and short runs.
+        At most how many processes; by default one for each core. Few and short runs start none.
     dask_address
         The scheduler of a Dask cluster, ``tcp://host:port``, whose workers have this package installed; in
         place of processes here.
@@ -147,18 +158,24 @@ def sweep(
     wanted = list(seeds)
     if not wanted:
         raise InvalidExperiment("no seeds: give at least one, as in 0:100")
+    workers = _workers(jobs_parallel)
     found = find_scenario(scenario)
     found.variant(variant)
     options = {"variant": variant, "faults": faults, **found.sized(sizes)}
     began = time.perf_counter()
-    # The first run is here: it says how long a run takes, and a mistake in the call is told at once.
-    rows = _rows(scenario, wanted[:1], options)
-    first_s = time.perf_counter() - began
-    if progress is not None:
-        progress(1)
-    batches = _batches(wanted[1:], first_s, jobs_parallel or joblib.cpu_count())
+    # The first runs are here: they say how long a run takes, and a mistake in the call is told at once.
+    first_s = FIRST_S if dask_address is None else 0.0
+    rows: list[Row] = []
+    while len(rows) < len(wanted) and (not rows or time.perf_counter() - began < first_s):
+        rows += _rows(scenario, wanted[len(rows) : len(rows) + 1], options)
+        if progress is not None:
+            progress(1)
+    run_s = (time.perf_counter() - began) / len(rows)
+    batches = _batches(wanted[len(rows) :], run_s, workers)
+    if dask_address is None and run_s * (len(wanted) - len(rows)) < WORTH_PROCESSES_S:
+        workers = 1
     calls = [joblib.delayed(_rows)(scenario, batch, options) for batch in batches]
-    for done in run_batches(calls, jobs_parallel=jobs_parallel, dask_address=dask_address):
+    for done in run_batches(calls, jobs_parallel=workers, dask_address=dask_address):
         rows.extend(done)
         if progress is not None:
             progress(len(done))
@@ -172,13 +189,19 @@ def _batches(seeds: Sequence[int], run_s: float, workers: int) -> list[Sequence[
     return [seeds[first : first + size] for first in range(0, len(seeds), size)]
 
 
+def _workers(jobs_parallel: int | None) -> int:
+    if jobs_parallel is None:
+        return int(joblib.cpu_count())
+    if type(jobs_parallel) is not int or jobs_parallel < 1:
+        raise InvalidExperiment(f"jobs_parallel={jobs_parallel!r}: must be a whole number of at least 1")
+    return jobs_parallel
+
+
 def run_batches(
     calls: Sequence[Any], *, jobs_parallel: int | None = None, dask_address: str | None = None
 ) -> Iterator[Any]:
     """Run joblib's delayed calls, over processes here or over a Dask cluster; yields results in their order."""
-    if jobs_parallel is not None and (type(jobs_parallel) is not int or jobs_parallel < 1):
-        raise InvalidExperiment(f"jobs_parallel={jobs_parallel!r}: must be a whole number of at least 1")
-    workers = jobs_parallel or joblib.cpu_count()
+    workers = _workers(jobs_parallel)
     if dask_address is None and (workers == 1 or len(calls) <= 1):
         for function, arguments, options in calls:
             yield function(*arguments, **options)
@@ -235,3 +258,54 @@ def _frame(scenario: str, variant: str | None, rows: Sequence[Row], *, wall_s: f
         "runs_per_s": round(len(frame) / wall_s, 1),
     }
     return frame
+
+
+def summary(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return what a sweep came to, JSON-able: what its ``attrs`` say, the verdict, lateness, the seeds that failed.
+
+    Lateness is in milliseconds, None where nothing was executed: the median run's 50th percentile, the worst
+    run's 99th, and the largest of all. Of the seeds, the first `SHOWN`.
+    """
+    wrong = frame[frame["verdict"] != Verdict.VALID.value]
+    told = cast("dict[str, Any]", frame.attrs)
+    return {
+        **told,
+        "verdict": verdict_of(frame).value,
+        "lateness_ms": {
+            "p50": _number(float(frame["lateness_ms_p50"].median())),
+            "p99": _number(float(frame["lateness_ms_p99"].max())),
+            "max": _number(float(frame["lateness_ms_max"].max())),
+        },
+        "failed": wrong[["seed", "verdict", "failed_check", "says"]].head(SHOWN).to_dict("records"),
+        "failed_in_all": len(wrong),
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 3)
+
+
+def table(frame: pd.DataFrame) -> str:
+    """Return the summary of a sweep as lines for people."""
+    came = summary(frame)
+    name = came["scenario"] + (f" with the mistake {came['variant']}" if came["variant"] else "")
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in came["verdicts"].items())
+    lines = [
+        f"{came['runs']} runs of {name} in {came['wall_s']:.1f} s ({came['runs_per_s']} a second): {counts}"
+    ]
+    late = came["lateness_ms"]
+    if late["max"] is not None:
+        lines.append(
+            f"lateness: p50 {late['p50']:,.1f} ms in the median run, p99 {late['p99']:,.1f} ms in the worst, "
+            f"max {late['max']:,.1f} ms"
+        )
+    if came["failed"]:
+        rows = [
+            (str(one["seed"]), one["verdict"], one["failed_check"], one["says"]) for one in came["failed"]
+        ]
+        lines += ["", table_text(("seed", "verdict", "check", "what it found"), rows)]
+        if came["failed_in_all"] > SHOWN:
+            lines.append(f"and {came['failed_in_all'] - SHOWN} more seeds")
+        lines.append("")
+    lines += [f"never happened: {mark}" for mark in came["never"]]
+    return "\n".join(lines).rstrip()

@@ -4,14 +4,17 @@ Hypothesis draws load, faults, clocks and the order of what happens at one insta
 says how, and within which bounds the real scheduler must survive all of it), watches for an INVALID verdict,
 shrinks what it found and remembers it: the next search begins with what failed before.
 
-A search keeps to its budget, in wall seconds or in runs; only the latter makes it the same search every time.
+A search keeps to its budget, in wall seconds or in runs. Neither makes two searches equal: what Hypothesis
+draws also depends on what it remembers and on which modules are loaded. What was found replays bit for bit.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +23,7 @@ from typing import Any, TypeVar
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import FlakyFailure
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -29,10 +33,11 @@ from simlab.errors import InvalidExperiment
 from simlab.experiment import simulate
 from simlab.faults import FAULTS, Fault
 from simlab.marks import count_marks, never
-from simlab.replay import save_experiment, save_plan
+from simlab.replays import save_experiment, save_plan
 from simlab.results import Result
+from simlab.scenario import Scenario
 from simlab.scenarios import find_scenario
-from simlab.sweep import judged
+from simlab.sweeps import judged
 from simlab.workloads import MAX_DECISIONS, MAX_ORDER, Choice, Workload, draw_experiment, draw_faults
 
 __all__ = ["Exploration", "Found", "explore"]
@@ -50,6 +55,9 @@ EXTRA_FAULTS = 3
 """A scenario with a story of its own gets at most so many faults besides it."""
 
 EXTRA_LONGEST_S = 60
+
+_NOT_WITH_EXTRA = frozenset({"all-end"})
+"""Not judged with extra faults: a story lasts as long as its own faults need, and more faults may need longer."""
 
 # What a story's client does not expect: it does not repeat its calls. The store's clock is part of the story.
 _NOT_EXTRA = frozenset({"StoreRestart", "SlowStore", "LockHeld", "StoreClockStep"})
@@ -155,7 +163,7 @@ class Exploration:
         lines = [f"{head}: {'FOUND' if self.found else 'nothing found'}"]
         if self.found is not None:
             lines += [f"  {line}".rstrip() for line in self.found.story().splitlines()]
-            lines += ["", f"replay it with: simlab replay {self.found.file}"]
+            lines += ["", f"replay it with: simlab replay {shlex.quote(str(self.found.file))}"]
         lines += [f"never happened: {mark}" for mark in self.never]
         return "\n".join(lines)
 
@@ -181,8 +189,8 @@ def _made(draw: DrawFn, make: Callable[[Choice], T]) -> T:
     return make(_Drawn(draw))
 
 
-def _draw_all(choice: Choice) -> _Candidate:
-    drawn = draw_experiment(choice)
+def _draw_all(choice: Choice, *, max_jobs: int, max_faults: int) -> _Candidate:
+    drawn = draw_experiment(choice, max_jobs=max_jobs, max_faults=max_faults)
     return _Candidate(
         seed=choice.whole(0, MAX_SEED),
         faults=drawn.faults,
@@ -212,16 +220,15 @@ def _draw_extra(
     )
 
 
-def _candidates(scenario: str, sizes: dict[str, Any]) -> SearchStrategy[_Candidate]:
+def _candidates(found: Scenario, sizes: dict[str, Any]) -> SearchStrategy[_Candidate]:
     """Return what to draw from: everything for a scenario that the seed invents, else faults besides its own."""
-    found = find_scenario(scenario)
     if found.draw is not None:
-        return _made(_draw_all)
+        return _made(partial(_draw_all, max_jobs=sizes["max_jobs"], max_faults=sizes["max_faults"]))
     # What there is to strike is seen in a healthy run.
-    healthy = simulate(scenario, seed=0, faults=(), **sizes)
+    healthy = simulate(found.name, seed=0, faults=(), **sizes)
     workers = tuple(sorted({event.host for event in healthy.history if event.kind == "claimed"}))
     if not workers:
-        raise InvalidExperiment(f"{scenario}: no worker claims anything, so there is nothing to explore")
+        raise InvalidExperiment(f"{found.name}: no worker claims anything, so there is nothing to explore")
     return _made(
         partial(
             _draw_extra,
@@ -249,6 +256,7 @@ class _Hunter:
     grace_s: float
     grace_runs: int
     progress: Callable[[int, bool], None] | None
+    own: tuple[Fault, ...] | None = None
     runs: int = 0
     marks: Counter[str] = field(default_factory=Counter)
     known: dict[_Candidate, CheckResult | None] = field(default_factory=dict)
@@ -281,11 +289,16 @@ class _Hunter:
         result, checks = judged(partial(self.simulate, candidate))
         if result is not None:
             self.marks.update(count_marks(result.history))
-        broken = [check for check in checks if check.verdict is Verdict.INVALID]
+        excused = self._excused(candidate)
+        broken = [check for check in checks if check.verdict is Verdict.INVALID and check.name not in excused]
         if self.progress is not None:
             self.progress(self.runs, self.check is not None or bool(broken))
         wanted = [check for check in broken if check.name == self.check]
         return next(iter(wanted or broken), None)
+
+    def _excused(self, candidate: _Candidate) -> frozenset[str]:
+        extra = self.own is not None and candidate.faults != self.own
+        return _NOT_WITH_EXTRA if extra else frozenset()
 
     def simulate(self, candidate: _Candidate) -> Result:
         return simulate(
@@ -315,7 +328,8 @@ def explore(
     Parameters
     ----------
     scenario
-        ``mixed``, where everything is drawn; or another, whose story gets up to `EXTRA_FAULTS` more faults.
+        ``mixed``, where everything is drawn; or another, whose story gets up to `EXTRA_FAULTS` more faults. There,
+        whether every job ends is judged only without the extra ones, for the story's time is made for its own.
     budget_s, max_runs
         When to give up, in wall seconds or after so many runs. Shrinking what was found may take as long again.
     variant
@@ -326,13 +340,15 @@ def explore(
         Where the replay file goes, and what earlier searches found.
     progress
         Called after each run with the number of runs, and whether something was found and is being shrunk.
+    **sizes
+        The scenario's sizes, in place of its small ones.
 
     Raises
     ------
     UnknownScenario
         If the scenario, the variant or a size does not exist.
     InvalidExperiment
-        If the budget or the seed cannot be used.
+        If the budget or the seed cannot be used, or `out` cannot be made.
     """
     if not 0 < budget_s < float("inf"):
         raise InvalidExperiment(f"a budget of {budget_s:g} s: must be more than 0 s, and finite")
@@ -342,8 +358,9 @@ def explore(
         raise InvalidExperiment(f"max_runs={max_runs!r}: must be a whole number of at least 1")
     found = find_scenario(scenario)
     found.variant(variant)
-    checked = found.sized(sizes)
-    candidates = _candidates(scenario, checked)
+    checked = found.sized({**found.small, **sizes})
+    folder = _made_folder(Path(out))
+    candidates = _candidates(found, checked)
     began_s = time.monotonic()
     most = MAX_RUNS if max_runs is None else max_runs
     hunter = _Hunter(
@@ -353,15 +370,17 @@ def explore(
         deadline_s=began_s + budget_s,
         max_runs=most,
         grace_s=budget_s,
-        grace_runs=max(1000, most) if max_runs is not None else 0,
+        grace_runs=most if max_runs is not None else 0,
         progress=progress,
+        own=found.faults(checked) if found.draw is None else None,
     )
-    memory = Path(out, ".hypothesis", f"{scenario}--{variant or 'real'}")
+    memory = folder / ".hypothesis" / f"{scenario}--{variant or 'real'}"
     number = 0
-    while hunter.last is None and not hunter.spent():
-        _search(hunter, candidates, memory=memory, seed=seed * 1_000_003 + number, first=number == 0)
-        number += 1
-    shown = None if hunter.last is None else _shown(hunter, hunter.last, Path(out))
+    with _home(folder):
+        while hunter.last is None and not hunter.spent():
+            _search(hunter, candidates, memory=memory, seed=seed * 1_000_003 + number, first=number == 0)
+            number += 1
+    shown = None if hunter.last is None else _shown(hunter, hunter.last, folder)
     return Exploration(
         scenario=scenario,
         variant=variant,
@@ -373,22 +392,42 @@ def explore(
     )
 
 
+@contextmanager
+def _home(folder: Path) -> Iterator[None]:
+    """Have Hypothesis keep everything of its own in a folder: by default that would be the current one."""
+    set_hypothesis_home_dir(folder / ".hypothesis")
+    try:
+        yield
+    finally:
+        set_hypothesis_home_dir(None)
+
+
+def _made_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidExperiment(f"{path} cannot be made: {error.strerror}; name another folder") from error
+    return path
+
+
 def _search(
     hunter: _Hunter, candidates: SearchStrategy[_Candidate], *, memory: Path, seed: int, first: bool
 ) -> None:
     phases = [Phase.generate, Phase.shrink]
 
-    @seeded(seed)
+    # `seed` inside `settings`: the other way round it would switch the database off.
     @settings(
         max_examples=ROUND,
         phases=[Phase.reuse, *phases] if first else phases,
         database=DirectoryBasedExampleDatabase(memory),
+        derandomize=False,
         deadline=None,
         verbosity=Verbosity.quiet,
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
         print_blob=False,
     )
+    @seeded(seed)
     @given(candidates)
     def find_failure(candidate: _Candidate) -> None:
         hunter.attempt(candidate)

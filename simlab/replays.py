@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simlab.checks import Verdict
-from simlab.errors import InvalidExperiment, ReplayDiffers
+from simlab.errors import InvalidExperiment, ReplayDiffers, UnknownScenario
 from simlab.experiment import simulate
 from simlab.faults import Fault, fault_from_dict, fault_to_dict
 from simlab.history import Event, History
@@ -111,9 +111,14 @@ def save_plan(
     decisions: Sequence[int] = (),
     came_to: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write what decides a run to one JSON file, and what it `came_to` where that is known; returns its path."""
+    """Write what decides a run to one JSON file, and what it `came_to` where that is known; returns its path.
+
+    Raises
+    ------
+    InvalidExperiment
+        If the file cannot be written.
+    """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     data = {
         "format": FORMAT,
         "package": _package_version(),
@@ -127,7 +132,11 @@ def save_plan(
         "decisions": list(decisions),
         **(came_to or {}),
     }
-    target.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidExperiment(f"{target} cannot be written: {error.strerror}; name another file") from error
     return target
 
 
@@ -285,7 +294,10 @@ def replay(
     file = ExperimentFile.load(path)
     if store is not None:
         file = replace(file, store=store)
-    result = file.run(server=server, progress=progress)
+    try:
+        result = file.run(server=server, progress=progress)
+    except (InvalidExperiment, UnknownScenario) as error:
+        raise InvalidExperiment(f"{path}: {error}") from error
     if file.digest is not None and result.digest != file.digest:
         raise ReplayDiffers(str(path), _difference(file, result) + _other_version(file))
     if file.verdict is not None and result.verdict is not file.verdict:
