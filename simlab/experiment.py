@@ -15,7 +15,7 @@ from scheduler.worker import Worker
 from simlab.checks import Evidence, judge, overall
 from simlab.effects import EffectMode
 from simlab.errors import InvalidExperiment
-from simlab.faults import Fault, HandlerOverruns, StoreClockStep
+from simlab.faults import At, Fault, HandlerOverruns, StoreClockStep, duration_us
 from simlab.kernel import checked_decisions
 from simlab.pgserver import PostgresServer, throwaway_postgres
 from simlab.pgworld import postgres_backend
@@ -136,19 +136,35 @@ def _on(server: PostgresServer, variant: Variant | None) -> OpenBackend:
     )
 
 
-def _lateness_us(scenario: Scenario, sizes: dict[str, int], plan: tuple[Fault, ...]) -> int | None:
-    """Return how late a job may begin: what the scenario promises, and longer with faults that are not its own."""
-    bound_us = scenario.lateness_us(sizes)
-    foreign = [fault for fault in plan if fault not in scenario.faults(sizes)]
-    if bound_us is None or scenario.draw is not None or not foreign:
-        return bound_us
+def _foreign(scenario: Scenario, sizes: dict[str, int], plan: tuple[Fault, ...]) -> list[Fault]:
+    """Return the faults of a plan that the scenario's own bounds do not reckon with."""
+    if scenario.draw is not None:
+        return []  # Told with this plan: its bounds follow from it.
+    own = scenario.faults(sizes)
+    return [fault for fault in plan if fault not in own]
+
+
+def _longer_us(scenario: Scenario, foreign: Sequence[Fault]) -> int:
+    """Return how much later a job may begin for faults that are not the scenario's own."""
+    if not foreign:
+        return 0
     settings = scenario.settings
     # A fault may cost a lease, which must first run out and be swept; a handler's overrun keeps its slot; and a
     # database whose clock is set back gives a dead worker that much more.
     again_us = settings.lease_us + settings.sweep_interval_us + settings.poll_interval_us
     longer_us = sum(fault.by_us * fault.attempts for fault in foreign if isinstance(fault, HandlerOverruns))
     back_us = sum(max(0, -fault.by_us) for fault in foreign if isinstance(fault, StoreClockStep))
-    return bound_us + again_us + 4 * settings.request_timeout_us + longer_us + back_us
+    return again_us + 4 * settings.request_timeout_us + longer_us + back_us
+
+
+def _until_us(scenario: Scenario, sizes: dict[str, int], foreign: Sequence[Fault]) -> int:
+    """Return how long the story is told: long enough for faults that are not its own to end and be made good."""
+    until_us = scenario.until_us(sizes)
+    moments = [getattr(fault, "when", None) for fault in foreign]
+    late_us = max((when.at_us for when in moments if isinstance(when, At)), default=0)
+    # Each may take a job from its worker once more.
+    made_good_us = sum(duration_us(fault) + _longer_us(scenario, [fault]) for fault in foreign)
+    return max(until_us, late_us) + made_good_us
 
 
 def _run(
@@ -173,7 +189,8 @@ def _run(
         worker_class=variant.worker_class if variant else Worker,
         effect_mode=variant.effect_mode if variant else EffectMode.IDEMPOTENT,
     )
-    total_us = scenario.until_us(sizes)
+    foreign = _foreign(scenario, sizes, plan)
+    total_us = _until_us(scenario, sizes, foreign)
     began = time.perf_counter()
     # A run makes millions of objects and no garbage to speak of: collecting what was there before it, again
     # and again, would cost more than the run.
@@ -191,12 +208,13 @@ def _run(
     finally:
         gc.unfreeze()
     wall_s = time.perf_counter() - began
+    bound_us = scenario.lateness_us(sizes)
     evidence = Evidence(
         world.history,
         table,
         effects,
         settings=scenario.settings,
-        lateness_bound_us=_lateness_us(scenario, sizes, plan),
+        lateness_bound_us=None if bound_us is None else bound_us + _longer_us(scenario, foreign),
     )
     checks = judge(evidence, scenario.checks)
     return Result(

@@ -56,9 +56,6 @@ EXTRA_FAULTS = 3
 
 EXTRA_LONGEST_S = 60
 
-_NOT_WITH_EXTRA = frozenset({"all-end"})
-"""Not judged with extra faults: a story lasts as long as its own faults need, and more faults may need longer."""
-
 # What a story's client does not expect: it does not repeat its calls. The store's clock is part of the story.
 _NOT_EXTRA = frozenset({"StoreRestart", "SlowStore", "LockHeld", "StoreClockStep"})
 
@@ -256,7 +253,6 @@ class _Hunter:
     grace_s: float
     grace_runs: int
     progress: Callable[[int, bool], None] | None
-    own: tuple[Fault, ...] | None = None
     runs: int = 0
     marks: Counter[str] = field(default_factory=Counter)
     known: dict[_Candidate, CheckResult | None] = field(default_factory=dict)
@@ -289,16 +285,11 @@ class _Hunter:
         result, checks = judged(partial(self.simulate, candidate))
         if result is not None:
             self.marks.update(count_marks(result.history))
-        excused = self._excused(candidate)
-        broken = [check for check in checks if check.verdict is Verdict.INVALID and check.name not in excused]
+        broken = [check for check in checks if check.verdict is Verdict.INVALID]
         if self.progress is not None:
             self.progress(self.runs, self.check is not None or bool(broken))
         wanted = [check for check in broken if check.name == self.check]
         return next(iter(wanted or broken), None)
-
-    def _excused(self, candidate: _Candidate) -> frozenset[str]:
-        extra = self.own is not None and candidate.faults != self.own
-        return _NOT_WITH_EXTRA if extra else frozenset()
 
     def simulate(self, candidate: _Candidate) -> Result:
         return simulate(
@@ -328,8 +319,7 @@ def explore(
     Parameters
     ----------
     scenario
-        ``mixed``, where everything is drawn; or another, whose story gets up to `EXTRA_FAULTS` more faults. There,
-        whether every job ends is judged only without the extra ones, for the story's time is made for its own.
+        ``mixed``, where everything is drawn; or another, whose story gets up to `EXTRA_FAULTS` more faults.
     budget_s, max_runs
         When to give up, in wall seconds or after so many runs. Shrinking what was found may take as long again.
     variant
@@ -372,7 +362,6 @@ def explore(
         grace_s=budget_s,
         grace_runs=most if max_runs is not None else 0,
         progress=progress,
-        own=found.faults(checked) if found.draw is None else None,
     )
     memory = folder / ".hypothesis" / f"{scenario}--{variant or 'real'}"
     number = 0

@@ -39,6 +39,7 @@ __all__ = [
     "StoreRestart",
     "When",
     "check_hosts",
+    "duration_us",
     "fault_from_dict",
     "fault_to_dict",
 ]
@@ -442,6 +443,26 @@ FAULTS: Mapping[str, type[Fault]] = {
 """Every kind of fault, by name."""
 
 _WHENS: Mapping[str, type[When]] = {kind.__name__: kind for kind in (At, Reached)}
+
+
+def duration_us(fault: Fault) -> int:
+    """Return for how long a fault is felt, in microseconds: 0 for one that is over at once, or never."""
+    match fault:
+        case Crash() | HandlerKills():
+            each_us = fault.restart_after_us or 0
+            return each_us * (fault.attempts if isinstance(fault, HandlerKills) else 1)
+        case Pause() | Partition() | SlowStore() | LockHeld():
+            return fault.for_us
+        case HandlerBlocks():
+            return fault.for_us * fault.attempts
+        case Delayed():
+            return fault.request_us + fault.reply_us
+        case StoreRestart():
+            return fault.down_us
+        case StoreClockStep():
+            return abs(fault.by_us)
+        case _:
+            return 0
 
 
 def fault_to_dict(fault: Fault) -> dict[str, Any]:

@@ -23,17 +23,10 @@ from scheduler.policy import Retry, WorkerSettings
 from scheduler.pool import RunningJob
 from simlab.faults import (
     Crash,
-    Delayed,
     Fault,
-    HandlerBlocks,
-    HandlerKills,
     HandlerOverruns,
-    LockHeld,
-    Partition,
-    Pause,
-    SlowStore,
     StoreClockStep,
-    StoreRestart,
+    duration_us,
 )
 from simlab.hosts import HostState, Incarnation
 from simlab.naive.no_idempotency import NO_IDEMPOTENCY
@@ -78,7 +71,7 @@ def _told_with(scenario: Scenario, workload: Workload, faults: tuple[Fault, ...]
     last_us = max(FAULT_WINDOW_S * SECOND_US, *(job.last_us for job in workload.jobs))
     # Each stop may give back what it cut short, without an attempt being counted.
     tries = max(job.max_attempts for job in workload.jobs) + len(workload.stops)
-    until_us = last_us + sum(map(_lasts_us, faults)) + tries * bound_us
+    until_us = last_us + sum(map(duration_us, faults)) + tries * bound_us
     stay_away = frozenset(f.host for f in faults if isinstance(f, Crash) and f.restart_after_us is None)
     return replace(
         scenario,
@@ -105,25 +98,6 @@ def _work_us(workload: Workload, faults: Sequence[Fault]) -> int:
 def _set_back_us(faults: Sequence[Fault]) -> int:
     """Return by how much longer a dead worker's lease may last, for the database's clock is set back."""
     return sum(max(0, -fault.by_us) for fault in faults if isinstance(fault, StoreClockStep))
-
-
-def _lasts_us(fault: Fault) -> int:
-    match fault:
-        case Crash() | HandlerKills():
-            each_us = fault.restart_after_us or 0
-            return each_us * (fault.attempts if isinstance(fault, HandlerKills) else 1)
-        case Pause() | Partition() | SlowStore() | LockHeld():
-            return fault.for_us
-        case HandlerBlocks():
-            return fault.for_us * fault.attempts
-        case Delayed():
-            return fault.request_us + fault.reply_us
-        case StoreRestart():
-            return fault.down_us
-        case StoreClockStep():
-            return abs(fault.by_us)
-        case _:
-            return 0
 
 
 def _task(job: PlannedJob) -> str:
