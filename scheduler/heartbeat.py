@@ -39,8 +39,9 @@ class Heartbeat:
         self._settings = settings
         self._failpoint = failpoint
         self._observe = observe
-        self._holding = clock.event()
-        held.when_first(self._holding.set)
+        self._sooner = clock.event()
+        self._watching_until_us: int | None = None
+        held.when_added(self._look_sooner)
 
     async def beat(self) -> None:
         """Renew at every interval; sooner again when the store did not answer, or a row was locked."""
@@ -104,8 +105,15 @@ class Heartbeat:
                 if job.lease_until_us <= now_us and job.abort is None and job.phase is not Phase.FINISHING:
                     self._take_away(job, Abort.EXPIRED)
             ends = [job.lease_until_us for job in self._held if job.lease_until_us > now_us]
-            self._holding.clear()
-            await self._holding.wait(min(ends) - now_us if ends else None)
+            self._watching_until_us = min(ends, default=None)
+            self._sooner.clear()
+            await self._sooner.wait(None if not ends else min(ends) - now_us)
+
+    def _look_sooner(self, job: HeldJob) -> None:
+        # With every lease held over and only outcomes left to write, nothing is watched for. And a claim whose
+        # reply was slow may end before what was renewed meanwhile.
+        if self._watching_until_us is None or job.lease_until_us < self._watching_until_us:
+            self._sooner.set()
 
     def _take_away(self, job: HeldJob, why: Abort) -> None:
         self._observe("aborted", job, why.name.lower())

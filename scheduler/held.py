@@ -110,7 +110,7 @@ class Held:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._jobs: dict[UUID, HeldJob] = {}
-        self._on_first: list[Callable[[], None]] = []
+        self._on_add: list[Callable[[HeldJob], None]] = []
         self._on_drop: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
@@ -124,9 +124,9 @@ class Held:
         """How many more jobs may be claimed."""
         return self.capacity - len(self._jobs)
 
-    def when_first(self, notify: Callable[[], None]) -> None:
-        """Call `notify` whenever the first job is added to an empty set."""
-        self._on_first.append(notify)
+    def when_added(self, notify: Callable[[HeldJob], None]) -> None:
+        """Call `notify` with each job that is added."""
+        self._on_add.append(notify)
 
     def when_dropped(self, notify: Callable[[], None]) -> None:
         """Call `notify` whenever a job is dropped."""
@@ -138,11 +138,9 @@ class Held:
         if older is not None:
             older.phase = Phase.GONE
             older.take_away(Abort.LOST)
-        was_empty = not self._jobs
         self._jobs[job.ref.job_id] = job
-        if was_empty:
-            for notify in self._on_first:
-                notify()
+        for notify in self._on_add:
+            notify(job)
         return older
 
     def holds(self, job: HeldJob) -> bool:

@@ -9,6 +9,8 @@ import pytest
 from scheduler.app import App
 from scheduler.clock import CancelledError
 from scheduler.errors import LeaseLost
+from scheduler.heartbeat import Heartbeat
+from scheduler.held import Held, Phase
 from scheduler.jobs import JobState
 from scheduler.policy import WorkerSettings
 from scheduler.store import CancelResult
@@ -16,7 +18,7 @@ from simlab.experiment import simulate
 from simlab.faults import At, Partition, Pause, Reached, ReplyLost, RequestLost
 from simlab.network import Latency
 from simlab.store import ModelStore
-from tests.simlab.bench import MS, SECOND, Story, at_once, opened_story, working_app
+from tests.simlab.bench import MS, SECOND, Bench, Story, at_once, held_job, opened_story, working_app
 
 BEATS: list[tuple[int, set[int]]] = []
 
@@ -323,3 +325,44 @@ def test_a_lease_that_is_over_by_our_own_count_is_not_renewed() -> None:
     swept_s = events[events["kind"] == "swept"]["time_s"]
     assert len(aborted_s) == len(swept_s) > 0
     assert swept_s.max() < aborted_s.max() + 10
+
+
+# The watch, by itself: nothing answers, nothing is renewed.
+
+
+@pytest.fixture
+def watched() -> Iterator[tuple[Bench, Held, list[tuple[int, int]]]]:
+    """A watch over held jobs, and when it took which away."""
+    bench, held, seen = Bench(), Held(9), []
+    heartbeat = Heartbeat(
+        clock=bench.clock,
+        store=ModelStore(lambda: 0),
+        held=held,
+        settings=WorkerSettings(),
+        failpoint=None,
+        observe=lambda kind, job, detail: seen.append((bench.now_us, job.ref.job_id.int)),
+    )
+    bench.spawn(heartbeat.watch())
+    bench.until(1)
+    yield bench, held, seen
+    bench.bury()
+
+
+def test_a_job_that_comes_while_nothing_but_unwritten_outcomes_is_held_is_watched_too(watched):
+    bench, held, seen = watched
+    unwritten = held_job(1, lease_until_us=100)
+    unwritten.phase = Phase.FINISHING
+    held.add(unwritten)
+    bench.until(200)
+    held.add(held_job(2, lease_until_us=300))
+    bench.until(1_000)
+    assert seen == [(300, 2)]
+
+
+def test_a_claim_with_a_slow_reply_that_ends_before_what_was_renewed_meanwhile_is_stopped_in_time(watched):
+    bench, held, seen = watched
+    held.add(held_job(1, lease_until_us=500))
+    bench.until(100)
+    held.add(held_job(2, lease_until_us=400))
+    bench.until(1_000)
+    assert seen == [(400, 2), (500, 1)]

@@ -17,9 +17,9 @@ def test_room_is_what_is_left_of_the_capacity():
     assert jobs[0].phase is Phase.GONE
 
 
-def test_who_asked_is_told_of_the_first_job_and_of_each_drop():
+def test_who_asked_is_told_of_each_job_and_of_each_drop():
     held, told = Held(9), []
-    held.when_first(lambda: told.append("first"))
+    held.when_added(lambda job: told.append(job.ref.job_id.int))
     held.when_dropped(lambda: told.append("dropped"))
     one, two = held_job(1), held_job(2)
     held.add(one)
@@ -28,7 +28,7 @@ def test_who_asked_is_told_of_the_first_job_and_of_each_drop():
     held.drop(one)
     held.drop(two)
     held.add(one)
-    assert told == ["first", "dropped", "dropped", "first"]
+    assert told == [1, 2, "dropped", "dropped", 1]
 
 
 def test_a_newer_claim_of_the_same_job_replaces_the_older_and_stops_its_handler():
