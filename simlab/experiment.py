@@ -9,6 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from scheduler.worker import Worker
@@ -19,7 +20,7 @@ from simlab.faults import At, Fault, HandlerOverruns, StoreClockStep, duration_u
 from simlab.kernel import checked_decisions
 from simlab.pgserver import PostgresServer, throwaway_postgres
 from simlab.pgworld import postgres_backend
-from simlab.results import Result
+from simlab.results import HISTORY_FILE, Result, made_folder
 from simlab.scenario import Scenario, Variant
 from simlab.scenarios import find_scenario
 from simlab.workloads import Workload
@@ -44,6 +45,7 @@ def simulate(
     store: str = "model",
     server: PostgresServer | None = None,
     progress: Progress | None = None,
+    keep: str | Path | None = None,
     **sizes: Any,
 ) -> Result:
     """Run a scenario once, in virtual time.
@@ -69,6 +71,9 @@ def simulate(
         The PostgreSQL to use; by default a throwaway one is started and stopped.
     progress
         Called with virtual microseconds done and in all.
+    keep
+        A folder, made if need be. The history is written to it before it is judged, so that a check which breaks
+        loses nothing.
     **sizes
         The scenario's sizes, such as ``n_jobs=100``.
 
@@ -111,6 +116,7 @@ def simulate(
         seed=seed,
         store=store,
         progress=progress,
+        keep=None if keep is None else made_folder(keep),
     )
     if store == "model":
         return run(
@@ -179,6 +185,7 @@ def _run(
     seed: int,
     store: str,
     progress: Progress | None,
+    keep: Path | None,
 ) -> Result:
     world = World(
         seed=seed,
@@ -208,6 +215,8 @@ def _run(
     finally:
         gc.unfreeze()
     wall_s = time.perf_counter() - began
+    if keep is not None:
+        world.history.save(keep / HISTORY_FILE)
     bound_us = scenario.lateness_us(sizes)
     evidence = Evidence(
         world.history,
@@ -234,4 +243,5 @@ def _run(
         wall_s=wall_s,
         decisions=decisions,
         workload=workload,
+        never_struck=world.injector.never_struck(),
     )

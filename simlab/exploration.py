@@ -34,7 +34,7 @@ from simlab.experiment import simulate
 from simlab.faults import FAULTS, Fault
 from simlab.marks import count_marks, never
 from simlab.replays import save_experiment, save_plan
-from simlab.results import Result
+from simlab.results import Result, made_folder
 from simlab.scenario import Scenario
 from simlab.scenarios import find_scenario
 from simlab.sweeps import judged
@@ -349,7 +349,7 @@ def explore(
     found = find_scenario(scenario)
     found.variant(variant)
     checked = found.sized({**found.small, **sizes})
-    folder = _made_folder(Path(out))
+    folder = made_folder(out)
     candidates = _candidates(found, checked)
     began_s = time.monotonic()
     most = MAX_RUNS if max_runs is None else max_runs
@@ -389,14 +389,6 @@ def _home(folder: Path) -> Iterator[None]:
         yield
     finally:
         set_hypothesis_home_dir(None)
-
-
-def _made_folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidExperiment(f"{path} cannot be made: {error.strerror}; name another folder") from error
-    return path
 
 
 def _search(

@@ -11,7 +11,7 @@ from simlab.checks import Verdict
 from simlab.experiment import simulate
 from simlab.plots import plot_side_by_side
 from simlab.report import save_figure, write_report
-from simlab.results import Result
+from simlab.results import Result, made_folder
 from simlab.scenario import Scenario
 from simlab.scenarios import SCENARIOS, find_scenario
 
@@ -52,8 +52,7 @@ def write_gallery(
     pathlib.Path
         The page with the list.
     """
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
+    path = made_folder(folder)
     items = []
     for name in progress(list(scenarios if scenarios is not None else SCENARIOS)):
         scenario = find_scenario(name)
@@ -69,7 +68,7 @@ def _write_scenario(scenario: Scenario, folder: Path) -> Path:
     sizes: dict[str, Any] = dict(scenario.small)
     real = simulate(scenario.name, seed=0, **sizes)
     results = [real]
-    folder.mkdir(parents=True, exist_ok=True)
+    made_folder(folder)
     for variant in scenario.variants:
         naive = _caught(scenario, variant.name, variant.caught_by)
         twin = real if naive.seed == real.seed else simulate(scenario.name, seed=naive.seed, **sizes)

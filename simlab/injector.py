@@ -32,6 +32,7 @@ from simlab.faults import (
     StoreClockStep,
     StoreFault,
     StoreRestart,
+    duration_us,
 )
 from simlab.hosts import Host, HostState, Incarnation
 from simlab.network import Fate
@@ -56,6 +57,14 @@ class Injector:
         self._called: dict[tuple[str, str], int] = {}
         # How many faults keep a host paused: it resumes when the last of them ends.
         self._pauses: dict[Incarnation, int] = {}
+        self._struck: set[int] = set()
+
+    def never_struck(self) -> tuple[Fault, ...]:
+        """Return the faults of the plan that did nothing: their moment or their job did not come."""
+        return tuple(fault for n, fault in enumerate(self._faults) if n not in self._struck)
+
+    def _strikes(self, fault: Fault) -> None:
+        self._struck.update(n for n, planned in enumerate(self._faults) if planned == fault)
 
     # Faults of hosts.
 
@@ -63,8 +72,10 @@ class Injector:
         """Set a host's clocks, and the timers of the faults that strike it at an instant."""
         for fault in self._faults:
             if isinstance(fault, ClockOffset) and fault.host == host.name:
+                self._strikes(fault)
                 host.step_wall(fault.by_us)
             elif isinstance(fault, ClockWobble) and fault.host == host.name:
+                self._strikes(fault)
                 host.wobble_wall(fault.by_us, fault.period_us)
             elif isinstance(fault, HostFault) and fault.host == host.name and isinstance(fault.when, At):
                 self._at(fault.when, host, fault)
@@ -98,6 +109,7 @@ class Injector:
     def _strike(self, fault: HostFault, host: Host) -> None:
         if host.state is HostState.CRASHED:
             return
+        self._strikes(fault)
         match fault:
             case Crash():
                 self._crash(host, fault.restart_after_us)
@@ -168,6 +180,7 @@ class Injector:
             and (fault.host, fault.verb, fault.nth) == (host.name, verb, count)
         ]
         for fault in struck:
+            self._strikes(fault)
             for_us = fault.request_us + fault.reply_us if isinstance(fault, Delayed) else None
             self._note(host, str(fault), for_us=for_us)
         return Fate(
@@ -190,7 +203,10 @@ class Injector:
 
     def _strike_store(self, fault: StoreFault) -> None:
         world, after = self._world, self._world.kernel.after
-        self._note_store(str(fault), for_us=_lasts_us(fault))
+        if not isinstance(fault, LockHeld) or fault.job < len(world.recorder.enqueued_jobs):
+            self._strikes(fault)
+        steps = isinstance(fault, StoreClockStep)
+        self._note_store(str(fault), for_us=None if steps else duration_us(fault))
         match fault:
             case SlowStore():
                 world.conditions.extra_us += fault.extra_us
@@ -223,6 +239,7 @@ class Injector:
     async def handler(self, life: Incarnation, *, n: int, attempt: int) -> None:
         """Make the handler of a job block its loop, kill its worker, or raise, as the plan says."""
         for fault in self._of_handler(n, attempt):
+            self._strikes(fault)
             if isinstance(fault, HandlerBlocks):
                 self._pause(life.host, fault.for_us)
                 await life.host.clock.sleep_us(0)
@@ -250,13 +267,3 @@ class Injector:
 
     def _note_store(self, detail: str, *, for_us: int | None = None) -> None:
         self._note(self._world.database_host, detail, for_us=for_us)
-
-
-def _lasts_us(fault: StoreFault) -> int | None:
-    match fault:
-        case SlowStore() | LockHeld():
-            return fault.for_us
-        case StoreRestart():
-            return fault.down_us
-        case StoreClockStep():
-            return None

@@ -63,9 +63,13 @@ class ExperimentFile:
     package: str = ""
 
     def run(
-        self, *, server: PostgresServer | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        *,
+        server: PostgresServer | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        keep: str | Path | None = None,
     ) -> Result:
-        """Run the experiment, whatever comes of it."""
+        """Run the experiment, whatever comes of it; the parameters are those of `simulate`."""
         return simulate(
             self.scenario,
             seed=self.seed,
@@ -76,6 +80,7 @@ class ExperimentFile:
             store=self.store,
             server=server,
             progress=progress,
+            keep=keep,
             **self.sizes,
         )
 
@@ -276,6 +281,7 @@ def replay(
     store: str | None = None,
     server: PostgresServer | None = None,
     progress: Callable[[int, int], None] | None = None,
+    keep: str | Path | None = None,
 ) -> Result:
     """Run the experiment of a file again, and compare what comes of it with what the file says.
 
@@ -283,6 +289,8 @@ def replay(
     ----------
     store
         The store in place of the file's: the digest must be the same on both.
+    server, progress, keep
+        As in :func:`simlab.experiment.simulate`.
 
     Raises
     ------
@@ -295,7 +303,7 @@ def replay(
     if store is not None:
         file = replace(file, store=store)
     try:
-        result = file.run(server=server, progress=progress)
+        result = file.run(server=server, progress=progress, keep=keep)
     except (InvalidExperiment, UnknownScenario) as error:
         raise InvalidExperiment(f"{path}: {error}") from error
     if file.digest is not None and result.digest != file.digest:

@@ -26,10 +26,13 @@ from simlab.workloads import Workload
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["FORMAT", "Result"]
+__all__ = ["FORMAT", "HISTORY_FILE", "Result", "made_folder"]
 
 FORMAT = 1
 """The version of the saved form."""
+
+HISTORY_FILE = "history.npz"
+"""The name of a saved history, in the folder of its result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,8 @@ class Result:
         What ordered the events of one instant; empty when that was the order of scheduling.
     workload
         The load, where the scenario has no fixed one.
+    never_struck
+        The faults of the plan that did nothing, for their moment or their job did not come.
     virtual_s, wall_s
         Seconds of virtual and of real time.
     """
@@ -70,6 +75,7 @@ class Result:
     wall_s: float
     decisions: tuple[int, ...] = ()
     workload: Workload | None = None
+    never_struck: tuple[Fault, ...] = ()
 
     @cached_property
     def digest(self) -> str:
@@ -117,6 +123,10 @@ class Result:
             for check in self.checks
             if check.verdict is not Verdict.VALID
         ]
+        if self.never_struck:
+            shown = "; ".join(str(fault) for fault in self.never_struck[:3])
+            more = f" (and {len(self.never_struck) - 3} more)" if len(self.never_struck) > 3 else ""
+            lines.append(f"  never came about, of {len(self.faults)} faults: {shown}{more}")
         broken = next((check for check in self.checks if check.verdict is Verdict.INVALID), None)
         job = self.history.event(broken.offending[0]).job if broken and broken.offending else None
         if broken is not None and job is not None:
@@ -162,9 +172,8 @@ class Result:
 
     def save(self, folder: str | Path) -> Path:
         """Write everything to a folder, made if need be; returns it."""
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        self.history.save(path / "history.npz")
+        path = made_folder(folder)
+        self.history.save(path / HISTORY_FILE)
         data = {
             "format": FORMAT,
             **self.summary(),
@@ -172,6 +181,7 @@ class Result:
             "faults": [fault_to_dict(fault) for fault in self.faults],
             "decisions": list(self.decisions),
             "workload": None if self.workload is None else self.workload.to_dict(),
+            "never_struck": [fault_to_dict(fault) for fault in self.never_struck],
             "check_results": [asdict(check) for check in self.checks],
             "table": [_job_to_dict(job) for job in self.table],
             "effects": [_effect_to_dict(effect) for effect in self.effects],
@@ -202,7 +212,7 @@ class Result:
                     f"{path} was saved in format {data.get('format')}; this version reads format {FORMAT}: "
                     f"run it again"
                 )
-            result, saved_digest = cls._from_dict(data, History.load(path / "history.npz")), data["digest"]
+            result, saved_digest = cls._from_dict(data, History.load(path / HISTORY_FILE)), data["digest"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidExperiment(f"{path} holds no saved result: {error}") from error
         if result.digest != saved_digest:
@@ -230,7 +240,24 @@ class Result:
             wall_s=data["wall_s"],
             decisions=tuple(data.get("decisions", ())),
             workload=Workload.from_dict(data["workload"]) if data.get("workload") else None,
+            never_struck=tuple(fault_from_dict(fault) for fault in data.get("never_struck", ())),
         )
+
+
+def made_folder(folder: str | Path) -> Path:
+    """Return a folder, made if need be.
+
+    Raises
+    ------
+    InvalidExperiment
+        If it cannot be made.
+    """
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidExperiment(f"{path} cannot be made: {error.strerror}; name another folder") from error
+    return path
 
 
 def _job_to_dict(job: Job) -> dict[str, Any]:

@@ -157,12 +157,12 @@ class World:
         self.database_host = Host("database", kernel=self.kernel, streams=self.streams)
         self.conditions = Conditions()
         self._locks = LockTable(self.kernel, statement_timeout_us=REQUEST_TIMEOUT_US)
-        self._injector = Injector(self._faults, world=self)
+        self.injector = Injector(self._faults, world=self)
         self._network = Network(
             streams=self.streams,
             far=self.database_host,
             latency=latency if latency is not None else Latency(),
-            decide=self._injector.decide,
+            decide=self.injector.decide,
             conditions=self.conditions,
         )
         self._backend: Backend | None = None
@@ -196,7 +196,7 @@ class World:
             clock=life.host.clock,
             name=life.host.name,
             settings=settings,
-            failpoint=self._injector.failpoint(life),
+            failpoint=self.injector.failpoint(life),
             observe=self.recorder.observer(life),
         )
         self.workers.append(worker)
@@ -269,9 +269,9 @@ class World:
         The first half of the work comes before the change of the world and the second after it, so that a
         handler can be stopped on either side of it.
         """
-        await self._injector.handler(life, n=n, attempt=job.attempt)
+        await self.injector.handler(life, n=n, attempt=job.attempt)
         first_us = service_us // 2
-        extra_us = self._injector.overrun_us(n=n, attempt=job.attempt)
+        extra_us = self.injector.overrun_us(n=n, attempt=job.attempt)
         await job.sleep(timedelta(microseconds=first_us + extra_us))
         await self.effect(life, job)
         await job.sleep(timedelta(microseconds=service_us - first_us))
@@ -325,8 +325,8 @@ class World:
         """
         check_hosts(self._faults, list(self.hosts))
         for host in self.hosts.values():
-            self._injector.arm(host)
-        self._injector.arm_store()
+            self.injector.arm(host)
+        self.injector.arm_store()
         for host in self.hosts.values():
             self._first_boot(host)
         for part in range(1, 101):

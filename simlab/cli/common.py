@@ -23,6 +23,7 @@ __all__ = [
     "cli",
     "open_server",
     "read_sizes",
+    "refuse_unwritable",
     "seed_range",
     "step_bar",
     "virtual_time_bar",
@@ -79,6 +80,15 @@ def read_sizes(given: Sequence[str] | None) -> dict[str, Any]:
             raise InvalidExperiment(f"--size {text}: write it as NAME=N, such as n_jobs=100")
         sizes[name] = int(value)
     return sizes
+
+
+def refuse_unwritable(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written before the work, not after it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise InvalidExperiment(f"{option} {path}: {error.strerror}; name another file") from error
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from simlab.cli.common import (
     cli,
     open_server,
     read_sizes,
+    refuse_unwritable,
     seed_range,
     step_bar,
     virtual_time_bar,
@@ -53,6 +54,8 @@ def run_command(
     from simlab.report import write_report
 
     given = read_sizes(sizes)
+    if save_plan is not None:
+        refuse_unwritable("--save-plan", save_plan)
     with open_server(postgres, needed=store == "postgres") as server, virtual_time_bar(scenario) as progress:
         result = simulate(
             scenario,
@@ -61,6 +64,7 @@ def run_command(
             store=store,
             server=server,
             progress=progress,
+            keep=out,
             **given,
         )
     if out is not None:

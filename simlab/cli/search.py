@@ -22,6 +22,7 @@ from simlab.cli.common import (
     cli,
     open_server,
     read_sizes,
+    refuse_unwritable,
     seed_range,
     virtual_time_bar,
 )
@@ -65,7 +66,7 @@ def sweep_command(
     given = {**(find_scenario(scenario).small if small else {}), **read_sizes(sizes)}
     wanted = seed_range(seeds)
     if out is not None:
-        _writable(out)
+        refuse_unwritable("--out", out)
     with _bar(scenario, total=len(wanted), unit="run") as bar:
         frame = sweep(
             scenario,
@@ -177,7 +178,7 @@ def replay_command(
     plan = ExperimentFile.load(file)
     needed = (store or plan.store) == "postgres"
     with open_server(postgres, needed=needed) as server, virtual_time_bar(plan.scenario) as progress:
-        result = replay(file, store=store, server=server, progress=progress)
+        result = replay(file, store=store, server=server, progress=progress, keep=out)
     if out is not None:
         result.save(out)
         write_report([result], out, title=f"{result.scenario}, seed {result.seed}, from {file.name}")
@@ -198,15 +199,6 @@ def _seconds(text: str) -> float:
     if read is None or float(read[1]) == 0:
         raise InvalidExperiment(f"--budget {text}: write it as 60s, 2m, or a number of seconds, more than 0")
     return float(read[1]) * _UNIT_S[read[2]]
-
-
-def _writable(path: Path) -> None:
-    """Refuse a file that cannot be written before the work, not after it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()
-    except OSError as error:
-        raise InvalidExperiment(f"--out {path}: {error.strerror}; name another file") from error
 
 
 @contextmanager

@@ -173,8 +173,8 @@ class Story:
         hosts = list(self.world.hosts.values())
         check_hosts(self.world._faults, [host.name for host in hosts])
         for host in hosts:
-            self.world._injector.arm(host)
-        self.world._injector.arm_store()
+            self.world.injector.arm(host)
+        self.world.injector.arm_store()
         for host in hosts:
             self.world.boot(host)
 

@@ -8,7 +8,8 @@ import pytest
 from simlab import experiment, simulate
 from simlab.checks import Verdict
 from simlab.errors import InvalidExperiment, SimulationError, UnknownScenario
-from simlab.faults import At, Crash, RequestLost
+from simlab.faults import At, Crash, HandlerRaises, LockHeld, RequestLost
+from simlab.history import History
 from simlab.scenarios import find_scenario
 
 CRASH = "crash-after-execution"
@@ -174,3 +175,33 @@ def _boom(done: int, total: int) -> None:
 
 def test_the_stores_are_named():
     assert experiment.STORES == ("model", "postgres")
+
+
+# What a plan came to, and what is kept.
+
+
+def test_faults_that_never_struck_are_told():
+    struck = Crash(host="w1", when=At(5_000_000), restart_after_us=1)
+    idle = (HandlerRaises(job=77), LockHeld(when=At(1), for_us=10, job=99))
+    result = simulate(CRASH, seed=0, faults=(struck, *idle))
+    assert result.never_struck == idle
+    assert "never came about, of 3 faults: job 77's handler raises; an open transaction" in result.story()
+    own = simulate(CRASH, seed=0)
+    assert own.never_struck == ()
+    assert "never came about" not in own.story()
+
+
+def test_the_history_is_on_disk_before_a_check_reads_it(tmp_path, monkeypatch):
+    def breaks(evidence, names=()):
+        assert list(History.load(tmp_path / "kept" / "history.npz")) == list(evidence.history)
+        raise ZeroDivisionError("in a check")
+
+    monkeypatch.setitem(simulate.__globals__, "judge", breaks)
+    with pytest.raises(ZeroDivisionError):
+        simulate(CRASH, seed=0, keep=tmp_path / "kept")
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_run(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidExperiment, match=r"file/kept cannot be made: Not a directory"):
+        simulate(CRASH, seed=0, keep=tmp_path / "file" / "kept")

@@ -252,4 +252,4 @@ def test_a_handler_suspended_at_the_crash_does_not_go_on_after_the_restart():
 
 def test_without_faults_there_is_no_failpoint_and_no_cost():
     with opened_story(app=working_app()) as story:
-        assert story.world._injector.failpoint(story.world.hosts["w1"].life) is None
+        assert story.world.injector.failpoint(story.world.hosts["w1"].life) is None
