@@ -15,13 +15,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simlab.checks import Verdict
-from simlab.plots import blank_axes, plot_lateness, plot_states, plot_timeline, timeline_size
-from simlab.results import Result
+from simlab.plots import (
+    acts_size,
+    blank_axes,
+    plot_acts,
+    plot_effects,
+    plot_lateness,
+    plot_lateness_comparison,
+    plot_states,
+    plot_timeline,
+    timeline_size,
+)
+from simlab.results import Result, made_folder
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CrossCheckRow", "save_figure", "write_report"]
+    from simlab.chaos import ChaosResult
+
+__all__ = ["CrossCheckRow", "save_figure", "write_chaos_report", "write_report"]
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -101,8 +114,7 @@ def write_report(
     pathlib.Path
         The page.
     """
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
+    path = made_folder(folder)
     names = _names(results)
     body = [_table("Model and PostgreSQL", [_crosscheck(row) for row in crosschecks])]
     body += [_table(heading, rows) for heading, rows in (tables or {}).items()]
@@ -111,6 +123,81 @@ def write_report(
     page = path / "report.html"
     page.write_text(_PAGE.format(title=escape(title), body="\n".join(body)), encoding="utf-8")
     return page
+
+
+def write_chaos_report(chaos: ChaosResult, folder: str | Path) -> Path:
+    """Write ``report.html`` and the pictures of a run with real processes.
+
+    Parameters
+    ----------
+    folder
+        Made if need be. The pictures in it are ``chaos-acts.png``, ``chaos-effects.png`` and, where the lateness of a
+        calm run was measured, ``chaos-lateness.png``.
+
+    Returns
+    -------
+    pathlib.Path
+        The page.
+    """
+    path = made_folder(folder)
+    title = f"Chaos with real processes, seed {chaos.result.seed}"
+    facts = chaos.summary()
+    shown = ("jobs", "acknowledged", "retried_calls", "executions", "worker_lives", "converged_s", "wall_s")
+    rows = [{"what": name.replace("_", " "), "how much": facts[name]} for name in shown]
+    checks = [
+        {"check": check.name, "verdict": check.verdict.value, "what it found": check.says}
+        for check in chaos.result.checks
+    ]
+    body = [
+        f"<h2>{escape(title)}: {_verdict(chaos.verdict)}</h2>",
+        *(
+            _picture(
+                axes.get_figure(root=True), path / f"chaos-{name}.png", says, f"{title}: {chaos.verdict}"
+            )
+            for name, says, axes in _chaos_pictures(chaos)
+        ),
+        _table("Acts", [{"act": kind, "how often": count} for kind, count in chaos.acts.items()]),
+        _table("What came of it", rows),
+        _table("Checks", checks),
+        f"<h3>The run in words</h3><pre>{escape(chaos.story())}</pre>",
+    ]
+    page = path / "report.html"
+    page.write_text(_PAGE.format(title=escape(title), body="\n".join(body)), encoding="utf-8")
+    return page
+
+
+def _chaos_pictures(chaos: ChaosResult) -> list[tuple[str, str, Axes]]:
+    once = chaos.plain_effects - chaos.duplicates
+    counts = {
+        "handlers that deduplicate": {
+            "the first of its job": chaos.idempotent_effects,
+            "a duplicate": 0,
+            "refused as a duplicate": chaos.refused,
+        },
+        "handlers that do not": {"the first of its job": once, "a duplicate": chaos.duplicates},
+    }
+    pictures = [
+        (
+            "acts",
+            "What was done to workers, network and database, and the handlers that ran meanwhile",
+            plot_acts(chaos.result, ax=blank_axes(*acts_size(chaos.result))),
+        ),
+        (
+            "effects",
+            "How often the outside world was changed, with deduplication and without",
+            plot_effects(counts, ax=blank_axes(8.0, 2.4)),
+        ),
+    ]
+    if chaos.lateness is not None:
+        drawn = plot_lateness_comparison(
+            chaos.lateness.frame(),
+            tolerance=chaos.lateness.tolerance,
+            resolution_ms=chaos.lateness.resolution_ms,
+            ax=blank_axes(8.0, 4.2),
+        )
+        says = "How late a calm run was, beside what the simulation predicts for the same load"
+        pictures.append(("lateness", says, drawn))
+    return pictures
 
 
 def _names(results: Sequence[Result]) -> list[str]:

@@ -127,16 +127,20 @@ class LoadClient:
 
     @property
     def done(self) -> bool:
-        """Whether all is enqueued, and all is cancelled that was to be.
+        """Whether all is enqueued, and all is cancelled that was to be."""
+        self.look()
+        return not self._thread.is_alive()
+
+    def look(self) -> None:
+        """See that the client is well.
 
         Raises
         ------
         BaseException
-            What broke the client: a mistake in the laboratory or in the scheduler's own client.
+            What broke it: a mistake in the laboratory or in the scheduler's own client.
         """
         if self._error is not None:
             raise self._error
-        return not self._thread.is_alive()
 
     def give_up(self) -> None:
         """Stop asking, and wait for the thread's end."""

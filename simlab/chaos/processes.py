@@ -70,15 +70,33 @@ class WorkerProcess:
         How its handlers reach the outside world, past whatever is done to the worker's own connections.
     folder
         Where it writes its journal and its log.
+    statements
+        A file of statements to replace the scheduler's, for a famous mistake; None for the real scheduler.
+
+    Attributes
+    ----------
+    incarnation
+        The number of the present or the last process, from 0.
+    stopped, killed
+        Whether the last thing done to that process was SIGSTOP, or SIGKILL.
     """
 
     def __init__(
-        self, name: str, *, dsn: str, outside_dsn: str, schema: str, settings: WorkerSettings, folder: Path
+        self,
+        name: str,
+        *,
+        dsn: str,
+        outside_dsn: str,
+        schema: str,
+        settings: WorkerSettings,
+        folder: Path,
+        statements: Path | None = None,
     ) -> None:
         self.name = name
         self.incarnation = -1
         self.stopped = False
-        self.unreachable_starts = 0
+        self.killed = False
+        self._statements = statements
         self._dsn = dsn
         self._outside_dsn = outside_dsn
         self._schema = schema
@@ -105,9 +123,15 @@ class WorkerProcess:
         """Start the next process."""
         assert not self.alive
         self.incarnation += 1
-        self.stopped = False
+        self.stopped = self.killed = False
         name = f"{self.name}.{self.incarnation}"
-        worker = ["-m", "scheduler", "worker", "--app", "simlab.chaos_app:chaos", "--name", name]
+        program = (
+            ["-m", "scheduler"]
+            if self._statements is None
+            # Without the folder of the program on the path: it is full of names that others may import.
+            else ["-P", str(Path(__file__).with_name("mistaken.py")), str(self._statements)]
+        )
+        worker = [*program, "worker", "--app", "simlab.chaos_app:chaos", "--name", name]
         command: Sequence[str] = [
             *(sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), sys.executable),
             *worker,
@@ -126,11 +150,21 @@ class WorkerProcess:
             )
 
     def kill(self) -> None:
-        """SIGKILL, and see it gone."""
+        """SIGKILL; a stopped process goes, too."""
         if self._process is not None:
             self._process.kill()
+        self.stopped, self.killed = False, True
+
+    def wait(self) -> None:
+        """See a killed process gone.
+
+        Raises
+        ------
+        subprocess.TimeoutExpired
+            If it is still there after `END_S`.
+        """
+        if self._process is not None:
             self._process.wait(END_S)
-        self.stopped = False
 
     def stop(self) -> None:
         """SIGSTOP."""
@@ -148,6 +182,11 @@ class WorkerProcess:
         """SIGTERM: the graceful end."""
         if self._process is not None:
             self._process.terminate()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the present or last process has come so far as to say that it runs."""
+        return " runs " in self.last_words(lines=10_000)
 
     def last_words(self, lines: int = 8) -> str:
         """Return the end of its log."""
@@ -168,8 +207,11 @@ class Fleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # All of them first: one that will not go must not keep the others.
         for worker in self.workers:
             worker.kill()
+        for worker in self.workers:
+            worker.wait()
 
     def drain(self, timeout_s: float) -> list[WorkerProcess]:
         """Ask every worker to end; return those that have not within the time."""

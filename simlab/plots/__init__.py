@@ -9,6 +9,7 @@ taken off pyplot's list at once and lives as long as its Axes do; ``axes.figure.
 """
 
 from simlab.plots.base import MAX_BARS, MAX_MARKS, PALETTE, blank_axes
+from simlab.plots.chaos import acts_size, plot_acts, plot_effects, plot_lateness_comparison
 from simlab.plots.lateness import plot_lateness
 from simlab.plots.states import plot_states
 from simlab.plots.timeline import plot_side_by_side, plot_timeline, timeline_size
@@ -17,8 +18,12 @@ __all__ = [
     "MAX_BARS",
     "MAX_MARKS",
     "PALETTE",
+    "acts_size",
     "blank_axes",
+    "plot_acts",
+    "plot_effects",
     "plot_lateness",
+    "plot_lateness_comparison",
     "plot_side_by_side",
     "plot_states",
     "plot_timeline",
