@@ -155,6 +155,8 @@ class _Teller:
         if event.detail in {"crash", "restart"}:
             for believer in [pair for pair in self._believers if pair[0] == event.host]:
                 del self._believers[believer]
+        if event.detail.startswith(("cut off", "reconnected")):
+            return f"{event.host} is {event.detail}"
         return _HOST_FAULTS.get(event.detail, "{detail}").format(host=event.host, detail=event.detail)
 
     def _beliefs(self, *, but: str) -> str:

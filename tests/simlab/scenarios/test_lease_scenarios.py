@@ -34,6 +34,12 @@ SEARCH = range(200)
 HAPPENS = {
     "claim-contention": (),
     "crash-before-execution": ("a host lost power", "a lease expired"),
+    "cut-off-twice": (
+        "a host was cut off",
+        "a late outcome was refused",
+        "a worker gave up by its own count",
+        "a lease expired",
+    ),
     "dead-letter-replay": (
         "a host stood still",
         "an exhausted job was swept",
