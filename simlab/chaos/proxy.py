@@ -118,7 +118,9 @@ class Proxy:
         link = _Link(self, writer)
         self._links.add(link)
         try:
-            await link.carry(reader, self._upstream)
+            # Cancelled only when all of it ends; a stream's callback in asyncio would report that as an error.
+            with contextlib.suppress(asyncio.CancelledError):
+                await link.carry(reader, self._upstream)
         finally:
             self._links.discard(link)
 
