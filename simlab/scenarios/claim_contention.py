@@ -7,14 +7,12 @@ passing over, each waits for the one before.
 
 from __future__ import annotations
 
-from scheduler.app import Client
 from scheduler.policy import WorkerSettings
 from simlab.faults import Fault
 from simlab.naive.for_update_without_skip_locked import FOR_UPDATE_WITHOUT_SKIP_LOCKED
 from simlab.naive.select_then_update import SELECT_THEN_UPDATE
 from simlab.scenario import Scenario, Sizes
-from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
-from simlab.world import World
+from simlab.scenarios.common import SECOND_US, plain_build
 
 __all__ = ["SCENARIO"]
 
@@ -28,14 +26,6 @@ def _faults(sizes: Sizes) -> tuple[Fault, ...]:
     return ()
 
 
-def _build(world: World, sizes: Sizes, settings: WorkerSettings) -> None:
-    async def load(client: Client) -> None:
-        await client.enqueue_many(jobs_due(world, sizes["n_jobs"], due_us=DUE_US, service_us=SERVICE_US))
-
-    add_workers(world, sizes["n_workers"], settings)
-    add_client(world, load)
-
-
 def _work_us(sizes: Sizes) -> int:
     return (sizes["n_jobs"] // (CONCURRENCY * sizes["n_workers"]) + 1) * SERVICE_US[1]
 
@@ -46,7 +36,7 @@ SCENARIO = Scenario(
     sizes={"n_jobs": 120, "n_workers": 12},
     settings=WorkerSettings(concurrency=CONCURRENCY, prefetch=1, lookahead_us=10 * SECOND_US),
     faults=_faults,
-    build=_build,
+    build=plain_build(due_us=DUE_US, service_us=SERVICE_US),
     until_us=lambda sizes: 30 * SECOND_US + 2 * _work_us(sizes),
     # The work's own time in its slots, and as long again for asking and starting: a claim is a few milliseconds.
     lateness_bound_us=lambda sizes: 500_000 + 2 * _work_us(sizes),

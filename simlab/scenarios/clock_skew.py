@@ -8,14 +8,12 @@ the one whose durations are wrong (the third, whose timer runs fast) is told "no
 
 from __future__ import annotations
 
-from scheduler.app import Client
 from scheduler.policy import WorkerSettings
 from simlab.faults import At, ClockDrift, ClockOffset, ClockStep, ClockWobble, Fault
 from simlab.naive.workers_clock_in_claim import WORKERS_CLOCK_IN_CLAIM
 from simlab.naive.workers_clock_in_sweep import WORKERS_CLOCK_IN_SWEEP
 from simlab.scenario import Scenario, Sizes
-from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
-from simlab.world import World
+from simlab.scenarios.common import SECOND_US, plain_build
 
 __all__ = ["SCENARIO"]
 
@@ -36,21 +34,6 @@ def _faults(sizes: Sizes) -> tuple[Fault, ...]:
     return plan[: sizes["n_workers"]]
 
 
-def _build(world: World, sizes: Sizes, settings: WorkerSettings) -> None:
-    async def load(client: Client) -> None:
-        await client.enqueue_many(
-            jobs_due(
-                world,
-                sizes["n_jobs"],
-                due_us=(10 * SECOND_US, 180 * SECOND_US),
-                service_us=(200_000, 4 * SECOND_US),
-            )
-        )
-
-    add_workers(world, sizes["n_workers"], settings)
-    add_client(world, load)
-
-
 def _until_us(sizes: Sizes) -> int:
     # Three minutes in which jobs come due, and the time that the work takes in its slots.
     return (240 + sizes["n_jobs"] // sizes["n_workers"]) * SECOND_US
@@ -68,7 +51,7 @@ SCENARIO = Scenario(
     sizes={"n_jobs": 60, "n_workers": 5},
     settings=WorkerSettings(concurrency=12, prefetch=4),
     faults=_faults,
-    build=_build,
+    build=plain_build(due_us=(10 * SECOND_US, 180 * SECOND_US), service_us=(200_000, 4 * SECOND_US)),
     until_us=_until_us,
     lateness_bound_us=_lateness_bound_us,
     variants=(WORKERS_CLOCK_IN_CLAIM, WORKERS_CLOCK_IN_SWEEP),

@@ -5,7 +5,7 @@ A story that needs something else builds it itself; nothing here knows any parti
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,7 +16,7 @@ from scheduler.pool import RunningJob
 from simlab.hosts import Incarnation
 from simlab.world import World
 
-__all__ = ["SECOND_US", "Treatment", "add_client", "add_workers", "jobs_due", "work_app"]
+__all__ = ["SECOND_US", "Treatment", "add_client", "add_workers", "jobs_due", "plain_build", "work_app"]
 
 SECOND_US = 1_000_000
 
@@ -95,3 +95,24 @@ def jobs_due(
         )
         for n in range(first, first + count)
     ]
+
+
+def plain_build(
+    *, due_us: tuple[int, int], service_us: tuple[int, int], treatment: Treatment | None = None
+) -> Callable[[World, Mapping[str, int], WorkerSettings], None]:
+    """Return how a plain story is built: ``n_workers`` workers, and a client that enqueues ``n_jobs`` jobs at once.
+
+    Parameters
+    ----------
+    due_us, service_us
+        The ranges from which :func:`jobs_due` draws.
+    """
+
+    def build(world: World, sizes: Mapping[str, int], settings: WorkerSettings) -> None:
+        async def load(client: Client) -> None:
+            await client.enqueue_many(jobs_due(world, sizes["n_jobs"], due_us=due_us, service_us=service_us))
+
+        add_workers(world, sizes["n_workers"], settings, treatment)
+        add_client(world, load, treatment)
+
+    return build

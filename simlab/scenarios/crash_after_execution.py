@@ -8,14 +8,12 @@ and the guard on the outcome refuses what the sleeper still wants to write.
 
 from __future__ import annotations
 
-from scheduler.app import Client
 from scheduler.policy import WorkerSettings
 from simlab.faults import Crash, Fault, Pause, Reached
 from simlab.naive.no_idempotency import NO_IDEMPOTENCY
 from simlab.naive.unguarded_finish import UNGUARDED_FINISH
 from simlab.scenario import Scenario, Sizes
-from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
-from simlab.world import World
+from simlab.scenarios.common import SECOND_US, plain_build
 
 __all__ = ["SCENARIO"]
 
@@ -27,21 +25,6 @@ def _faults(sizes: Sizes) -> tuple[Fault, ...]:
     if sizes["n_workers"] > 1:
         plan.append(Pause(host="w2", when=Reached("after_execute", 2), for_us=90 * SECOND_US))
     return tuple(plan)
-
-
-def _build(world: World, sizes: Sizes, settings: WorkerSettings) -> None:
-    async def load(client: Client) -> None:
-        await client.enqueue_many(
-            jobs_due(
-                world,
-                sizes["n_jobs"],
-                due_us=(1 * SECOND_US, 20 * SECOND_US),
-                service_us=(200_000, 2 * SECOND_US),
-            )
-        )
-
-    add_workers(world, sizes["n_workers"], settings)
-    add_client(world, load)
 
 
 def _until_us(sizes: Sizes) -> int:
@@ -61,7 +44,7 @@ SCENARIO = Scenario(
     sizes={"n_jobs": 8, "n_workers": 2},
     settings=WorkerSettings(concurrency=2, prefetch=2),
     faults=_faults,
-    build=_build,
+    build=plain_build(due_us=(1 * SECOND_US, 20 * SECOND_US), service_us=(200_000, 2 * SECOND_US)),
     until_us=_until_us,
     lateness_bound_us=_lateness_bound_us,
     variants=(NO_IDEMPOTENCY, UNGUARDED_FINISH),

@@ -7,7 +7,6 @@ lease is over the job is somebody else's, and since nothing had been done, nothi
 
 from __future__ import annotations
 
-from scheduler.app import Client
 from scheduler.policy import WorkerSettings
 from simlab.faults import Crash, Fault, Reached
 from simlab.naive.never_swept import NEVER_SWEPT
@@ -15,8 +14,7 @@ from simlab.naive.no_lease_while_running import NO_LEASE_WHILE_RUNNING
 from simlab.naive.queue_in_memory import QUEUE_IN_MEMORY
 from simlab.naive.swept_to_failed import SWEPT_TO_FAILED
 from simlab.scenario import Scenario, Sizes
-from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
-from simlab.world import World
+from simlab.scenarios.common import SECOND_US, plain_build
 
 __all__ = ["SCENARIO"]
 
@@ -33,21 +31,6 @@ def _faults(sizes: Sizes) -> tuple[Fault, ...]:
     )
 
 
-def _build(world: World, sizes: Sizes, settings: WorkerSettings) -> None:
-    async def load(client: Client) -> None:
-        await client.enqueue_many(
-            jobs_due(
-                world,
-                sizes["n_jobs"],
-                due_us=(2 * SECOND_US, 25 * SECOND_US),
-                service_us=SERVICE_US,
-            )
-        )
-
-    add_workers(world, sizes["n_workers"], settings)
-    add_client(world, load)
-
-
 def _work_us(sizes: Sizes) -> int:
     return (sizes["n_jobs"] // (CONCURRENCY * sizes["n_workers"]) + 1) * SERVICE_US[1]
 
@@ -58,7 +41,7 @@ SCENARIO = Scenario(
     sizes={"n_jobs": 14, "n_workers": 4},
     settings=WorkerSettings(concurrency=CONCURRENCY, prefetch=2),
     faults=_faults,
-    build=_build,
+    build=plain_build(due_us=(2 * SECOND_US, 25 * SECOND_US), service_us=SERVICE_US),
     until_us=lambda sizes: 30 * SECOND_US + AWAY_US + 80 * SECOND_US + 2 * _work_us(sizes),
     lateness_bound_us=lambda sizes: 75 * SECOND_US + _work_us(sizes),
     variants=(QUEUE_IN_MEMORY, NEVER_SWEPT, NO_LEASE_WHILE_RUNNING, SWEPT_TO_FAILED),

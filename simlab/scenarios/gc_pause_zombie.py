@@ -9,15 +9,13 @@ check that a worker makes beforehand can prevent either; only the place of the w
 
 from __future__ import annotations
 
-from scheduler.app import Client
 from scheduler.policy import WorkerSettings
 from simlab.faults import At, Fault, Pause, Reached
 from simlab.naive.external_lock import EXTERNAL_LOCK
 from simlab.naive.no_idempotency import NO_IDEMPOTENCY
 from simlab.naive.unguarded_finish import UNGUARDED_FINISH
 from simlab.scenario import Scenario, Sizes
-from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
-from simlab.world import World
+from simlab.scenarios.common import SECOND_US, plain_build
 
 __all__ = ["SCENARIO"]
 
@@ -37,14 +35,6 @@ def _faults(sizes: Sizes) -> tuple[Fault, ...]:
     return tuple(Pause(host=f"w{n + 1}", when=moments[n % 2], for_us=ASLEEP_US) for n in range(sleepers))
 
 
-def _build(world: World, sizes: Sizes, settings: WorkerSettings) -> None:
-    async def load(client: Client) -> None:
-        await client.enqueue_many(jobs_due(world, sizes["n_jobs"], due_us=DUE_US, service_us=SERVICE_US))
-
-    add_workers(world, sizes["n_workers"], settings)
-    add_client(world, load)
-
-
 def _work_us(sizes: Sizes) -> int:
     """Return how long one worker takes for everything, which is what it may come to while the others sleep."""
     return (sizes["n_jobs"] // CONCURRENCY + 1) * SERVICE_US[1]
@@ -56,7 +46,7 @@ SCENARIO = Scenario(
     sizes={"n_jobs": 12, "n_workers": 3},
     settings=WorkerSettings(concurrency=CONCURRENCY, prefetch=2),
     faults=_faults,
-    build=_build,
+    build=plain_build(due_us=DUE_US, service_us=SERVICE_US),
     until_us=lambda sizes: ASLEEP_AT_US + 2 * ASLEEP_US + _work_us(sizes),
     lateness_bound_us=lambda sizes: 80 * SECOND_US + _work_us(sizes),
     variants=(EXTERNAL_LOCK, UNGUARDED_FINISH, NO_IDEMPOTENCY),

@@ -6,13 +6,11 @@ is found, for the claim asks for all that is due *by now* and not for what comes
 
 from __future__ import annotations
 
-from scheduler.app import Client
 from scheduler.policy import WorkerSettings
 from simlab.faults import At, Crash, Fault, StoreRestart
 from simlab.naive.queue_in_memory import QUEUE_IN_MEMORY
 from simlab.scenario import Scenario, Sizes
-from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
-from simlab.world import World
+from simlab.scenarios.common import SECOND_US, plain_build
 
 __all__ = ["SCENARIO"]
 
@@ -37,16 +35,6 @@ def _faults(sizes: Sizes) -> tuple[Fault, ...]:
     )
 
 
-def _build(world: World, sizes: Sizes, settings: WorkerSettings) -> None:
-    async def load(client: Client) -> None:
-        await client.enqueue_many(
-            jobs_due(world, sizes["n_jobs"], due_us=DUE_US, service_us=(200_000, 2 * SECOND_US))
-        )
-
-    add_workers(world, sizes["n_workers"], settings)
-    add_client(world, load)
-
-
 def _work_us(sizes: Sizes) -> int:
     """Return a bound on how long everything takes, if it is all overdue."""
     return (sizes["n_jobs"] // (4 * sizes["n_workers"]) + 1) * 2 * SECOND_US
@@ -63,7 +51,7 @@ SCENARIO = Scenario(
     small={"n_jobs": 20, "outage_minutes": 10},
     settings=WorkerSettings(concurrency=4, prefetch=8),
     faults=_faults,
-    build=_build,
+    build=plain_build(due_us=DUE_US, service_us=(200_000, 2 * SECOND_US)),
     until_us=_until_us,
     lateness_bound_us=lambda sizes: _work_us(sizes) + 10 * SECOND_US,
     variants=(QUEUE_IN_MEMORY,),

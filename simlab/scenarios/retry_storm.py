@@ -7,13 +7,11 @@ the dependency tries to get up, and knock it down again.
 
 from __future__ import annotations
 
-from scheduler.app import Client
 from scheduler.policy import Retry, WorkerSettings
 from simlab.faults import Fault, HandlerRaises
 from simlab.naive.backoff_without_jitter import BACKOFF_WITHOUT_JITTER
 from simlab.scenario import Scenario, Sizes
-from simlab.scenarios.common import SECOND_US, Treatment, add_client, add_workers, jobs_due
-from simlab.world import World
+from simlab.scenarios.common import SECOND_US, Treatment, plain_build
 
 __all__ = ["SCENARIO"]
 
@@ -24,22 +22,6 @@ POLL_US = 5 * SECOND_US
 
 def _faults(sizes: Sizes) -> tuple[Fault, ...]:
     return tuple(HandlerRaises(job=n, attempts=FAILING_ATTEMPTS) for n in range(sizes["n_jobs"]))
-
-
-def _build(world: World, sizes: Sizes, settings: WorkerSettings) -> None:
-    async def load(client: Client) -> None:
-        # All at one instant, as after a scheduled start: what fails first fails together.
-        await client.enqueue_many(
-            jobs_due(
-                world,
-                sizes["n_jobs"],
-                due_us=(10 * SECOND_US, 10 * SECOND_US),
-                service_us=(50_000, 200_000),
-            )
-        )
-
-    add_workers(world, sizes["n_workers"], settings, TREATMENT)
-    add_client(world, load, TREATMENT)
 
 
 def _work_us(sizes: Sizes) -> int:
@@ -62,7 +44,10 @@ SCENARIO = Scenario(
     sizes={"n_jobs": 60, "n_workers": 3},
     settings=WorkerSettings(concurrency=20, prefetch=20, poll_interval_us=POLL_US),
     faults=_faults,
-    build=_build,
+    # All at one instant, as after a scheduled start: what fails first fails together.
+    build=plain_build(
+        due_us=(10 * SECOND_US, 10 * SECOND_US), service_us=(50_000, 200_000), treatment=TREATMENT
+    ),
     until_us=_until_us,
     lateness_bound_us=_lateness_bound_us,
     variants=(BACKOFF_WITHOUT_JITTER,),

@@ -8,14 +8,12 @@ none is lost, none is early by the clock that counts, and at no moment do two ho
 
 from __future__ import annotations
 
-from scheduler.app import Client
 from scheduler.policy import WorkerSettings
 from simlab.faults import At, Fault, StoreClockStep
 from simlab.naive.no_idempotency import NO_IDEMPOTENCY
 from simlab.naive.unguarded_finish import UNGUARDED_FINISH
 from simlab.scenario import Scenario, Sizes
-from simlab.scenarios.common import SECOND_US, add_client, add_workers, jobs_due
-from simlab.world import World
+from simlab.scenarios.common import SECOND_US, plain_build
 
 __all__ = ["BACK_US", "FORWARDS_US", "SCENARIO"]
 
@@ -34,14 +32,6 @@ def _faults(sizes: Sizes) -> tuple[Fault, ...]:
     )
 
 
-def _build(world: World, sizes: Sizes, settings: WorkerSettings) -> None:
-    async def load(client: Client) -> None:
-        await client.enqueue_many(jobs_due(world, sizes["n_jobs"], due_us=DUE_US, service_us=SERVICE_US))
-
-    add_workers(world, sizes["n_workers"], settings)
-    add_client(world, load)
-
-
 def _work_us(sizes: Sizes) -> int:
     """Return how long everything takes if it is all due at once."""
     return (sizes["n_jobs"] // (CONCURRENCY * sizes["n_workers"]) + 1) * SERVICE_US[1]
@@ -53,7 +43,7 @@ SCENARIO = Scenario(
     sizes={"n_jobs": 64, "n_workers": 2},
     settings=WorkerSettings(concurrency=CONCURRENCY, prefetch=3),
     faults=_faults,
-    build=_build,
+    build=plain_build(due_us=DUE_US, service_us=SERVICE_US),
     until_us=lambda sizes: DUE_US[1] + 60 * SECOND_US + BACK_US + _work_us(sizes),
     lateness_bound_us=lambda sizes: 30 * SECOND_US + _work_us(sizes),
     variants=(NO_IDEMPOTENCY, UNGUARDED_FINISH),
