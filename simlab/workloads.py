@@ -127,7 +127,7 @@ class PlannedJob:
 
     def __str__(self) -> str:
         said = [f"enqueued at {_s(self.at_us)}, due {_s(self.delay_us)} later, works {_s(self.service_us)}"]
-        said.append(f"{self.max_attempts} attempts")
+        said.append(_counted(self.max_attempts, "attempt"))
         if self.max_age_us is not None:
             said.append(f"not after {_s(self.max_age_us)} overdue")
         if not self.keyed:
@@ -208,7 +208,7 @@ class Workload:
     def __str__(self) -> str:
         spread = f" to {_ms(self.latency_us + self.jitter_us)}" if self.jitter_us else ""
         fleet = (
-            f"{self.n_workers} workers with {self.concurrency} slots and {self.prefetch} ahead, "
+            f"{_counted(self.n_workers, 'worker')} with {_counted(self.concurrency, 'slot')} and {self.prefetch} ahead, "
             f"{_ms(self.latency_us)}{spread} to the store"
         )
         jobs = (f"job {number}: {job}" for number, job in enumerate(self.jobs))
@@ -262,6 +262,10 @@ def _known(what: str, kind: type[Any], data: object) -> dict[str, Any]:
     if strange := sorted(str(name) for name in data if name not in known):
         raise InvalidExperiment(f"{what} has no {', '.join(strange)}; it has {', '.join(known)}")
     return dict(data)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _s(duration_us: int) -> str:
