@@ -49,7 +49,7 @@ from simlab.effects import Effect
 from simlab.errors import InvalidExperiment, ServerControlError, UnknownScenario
 from simlab.hosts import EPOCH_US
 from simlab.pgserver import PostgresServer, throwaway_postgres
-from simlab.results import Result
+from simlab.results import Result, made_folder
 from simlab.streams import Streams
 
 __all__ = ["Progress", "run_chaos"]
@@ -125,6 +125,7 @@ def run_chaos(
     if mistake is not None and mistake not in mistakes():
         raise UnknownScenario("mistake of real workers", mistake, mistakes())
     tell = progress if progress is not None else _tell_nobody
+    kept = None if out is None else made_folder(out)
     tell("starting PostgreSQL", 0.0)
     with throwaway_postgres(source, durable=True, tcp=True) as server, _quiet_pool():
         if server.tcp_dsn is None:
@@ -132,7 +133,6 @@ def run_chaos(
                 f"chaos needs a server of its own, to stop and to reach over TCP; not one from {server.source!r}: "
                 f"use --postgres embedded or system"
             )
-        folder_of = None if out is None else _made(Path(out))
         compared = None
         if lateness:
             tell("a calm run, for its lateness", 0.0)
@@ -147,18 +147,7 @@ def run_chaos(
                 mistake=mistake,
                 folder=Path(folder),
             )
-            return run.whole(compared, tell, folder_of)
-
-
-def _made(folder: Path) -> Path:
-    """Make a folder before there is anything to lose that was to be written to it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidExperiment(
-            f"{folder} cannot be made: {error.strerror}; name another folder with --out"
-        ) from error
-    return folder
+            return run.whole(compared, tell, kept)
 
 
 def _tell_nobody(what: str, share: float) -> None:

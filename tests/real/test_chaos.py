@@ -224,7 +224,7 @@ def test_a_folder_that_cannot_be_made_is_told_of_before_the_run(
     own_server: PostgresServer, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidExperiment, match=r"file/out cannot be made: .*--out"):
+    with pytest.raises(InvalidExperiment, match=r"file/out cannot be made: .*; name another folder"):
         run_chaos(out=tmp_path / "file" / "out")
 
 
