@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simlab import simulate
+from simlab import SCENARIOS, simulate
 from simlab.teaching import recorded_digest, renew_digests
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -25,8 +25,8 @@ def test_every_file_is_described():
         )
 
 
-def test_the_crash_is_recorded():
-    assert "crash-after-execution" in scenarios()
+def test_every_scenario_is_recorded_but_the_one_that_takes_a_minute():
+    assert sorted(scenarios()) == sorted(set(SCENARIOS) - {"midnight-stampede"})
 
 
 @pytest.mark.parametrize("scenario", scenarios())
