@@ -7,6 +7,7 @@ that show it, or UNKNOWN when the evidence cannot tell. Database time decides wh
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -446,6 +447,35 @@ def loser_stops(evidence: Evidence) -> Problems:
                 )
 
 
+def never_two_at_once(evidence: Evidence) -> Problems:
+    """No two handlers of a job run at the same time, where no machine stood still and no clock ran wrong.
+
+    This is what a worker's careful count of its lease is for: by that count the lease is over before the database
+    gives the job to somebody else. A machine that stands still or whose clock is slow cannot count, and a database
+    whose clock was stepped ends leases before their time.
+    """
+    asleep = _asleep(evidence.events)
+    drifting = {
+        event.host for event in evidence.events if event.kind == "fault" and "clocks drift" in event.detail
+    }
+    steps_us = [event.time_us for event in evidence.events if _is_store_step(event)]
+    for job, events in evidence.by_job.items():
+        runs = sorted(_executions(evidence, events, evidence.crashed), key=lambda run: run[0][0])
+        for (began, ended), (next_began, _) in itertools.pairwise(runs):
+            host, since_us, at_us = began[1].host, began[1].time_us, next_began[1].time_us
+            excused = (
+                host in drifting
+                or _slept_us(asleep, host, since_us, at_us) > 0
+                or any(step_us <= at_us for step_us in steps_us)
+            )
+            if at_us < ended[1].time_us and not excused:
+                yield _Problem(
+                    f"job {_name(job)} ran on {next_began[1].host} (token {next_began[1].token}) while it still ran on "
+                    f"{host} (token {began[1].token}), for {(ended[1].time_us - at_us) / 1e6:g} s",
+                    (began[0], next_began[0], ended[0]),
+                )
+
+
 def _executions(
     evidence: Evidence, events: Sequence[tuple[int, Event]], crashed: set[tuple[str, int]]
 ) -> Iterator[tuple[tuple[int, Event], tuple[int, Event]]]:
@@ -552,6 +582,7 @@ CHECKS: Mapping[str, Callable[[Evidence], Problems]] = {
     "lateness-bounded": lateness_bounded,
     "healthy-keeps-lease": healthy_keeps_lease,
     "loser-stops": loser_stops,
+    "never-two-at-once": never_two_at_once,
     "slots-bounded": slots_bounded,
     "retries-spread": retries_spread,
 }

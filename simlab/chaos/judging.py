@@ -1,10 +1,12 @@
 """Which checks judge a run where nothing is simulated, and what is added to them.
 
-All of the laboratory's checks judge the history but three:
+All of the laboratory's checks judge the history but four:
 
 - *retries-spread* is about jobs that fail together in one story; here they fail for a hundred reasons.
 - *fence-holds* is about a resource that refuses old tokens; the outside world here deduplicates, or takes all.
 - *healthy-keeps-lease* needs a machine that gives every process its turn; nobody promises that in real time.
+- *never-two-at-once* wants handlers that stop the moment they are told; real ones take one more. *loser-stops* gives
+  them that.
 
 *one-effect* judges the jobs whose handler deduplicates. What the plain ones did twice is counted and shown: that is
 what at-least-once means. *never-early* and *lateness-bounded* compare this machine's clock with the database's,
@@ -45,7 +47,7 @@ CHAOS_SETTINGS = WorkerSettings(
 )
 """What the workers run with: a lease short enough for many of them to be lost in a minute."""
 
-_NOT_JUDGED = frozenset({"retries-spread", "fence-holds", "healthy-keeps-lease"})
+_NOT_JUDGED = frozenset({"retries-spread", "fence-holds", "healthy-keeps-lease", "never-two-at-once"})
 
 JUDGED = tuple(name for name in CHECKS if name not in _NOT_JUDGED)
 """The checks that judge a run, for the reasons above."""

@@ -23,9 +23,10 @@ from simlab.naive.believed import (
     believed_now_us,
     wall_us,
 )
+from simlab.naive.due_from_request import StartsWhatIsNotDue, without_last_word
 from simlab.naive.rewriting import rewritten
 from simlab.scenario import Variant
-from simlab.store import ModelStore, Row
+from simlab.store import Row
 
 __all__ = ["WORKERS_CLOCK_IN_CLAIM"]
 
@@ -44,12 +45,9 @@ class _WallClockWorker(Worker):
     poller_class = _WallClockPoller
 
 
-class _ModelByWorkersClock(ModelStore):
+class _ModelByWorkersClock(StartsWhatIsNotDue):
     def _pick_due(self, request: ClaimRequest, now_us: int) -> list[Row]:
         return super()._pick_due(request, believed_now_us())
-
-    def _is_due(self, row: Row, now_us: int) -> bool:
-        return True
 
 
 class _PostgresByWorkersClock(BelievingPostgresStore):
@@ -65,11 +63,7 @@ def _by_workers_clock(queries: Queries) -> dict[str, str]:
             ("job.run_at <= now() +", f"job.run_at <= {SQL_BELIEVED_NOW} +"),
             ("job.expires_at > now()", f"job.expires_at > {SQL_BELIEVED_NOW}"),
         ),
-        "start": rewritten(
-            queries.start,
-            (" AND mine.run_at <= now()", ""),
-            ("mine.run_at > moment.db_now AS early", "false AS early"),
-        ),
+        **without_last_word(queries),
     }
 
 

@@ -329,6 +329,39 @@ CASES = {
         lambda: Tale().enqueued().claimed(1).ran(2).says("fault", 60, job=None, detail="crash")
         .claimed(70, "w2", token=2).says("renewed", 95, "w2", token=2),
     ),
+    "never-two-at-once": (
+        lambda: Tale().enqueued().claimed(1).ran(2).claimed(61, "w2", token=2).ran(62, "w2", token=2)
+        .says("aborted", 62.5, "w1", token=1),
+        (3, 6, 7),
+        "job 00000000 ran on w2 (token 2) while it still ran on w1 (token 1), for 0.5 s",
+        lambda: Tale().enqueued().claimed(1).ran(2).claimed(61, "w2", token=2).says("aborted", 61.5, "w1", token=1)
+        .ran(62, "w2", token=2),
+    ),
+    "never-two-at-once, asleep": (
+        lambda: Tale().enqueued().claimed(1).ran(2).says("fault", 60, "w2", job=None, detail="pause")
+        .says("fault", 61, "w2", job=None, detail="resume").ran(62, "w2", token=2).says("raised", 63, "w1", token=1),
+        (3, 7, 8),
+        "for 1 s",
+        lambda: Tale().enqueued().claimed(1).ran(2).says("fault", 60, "w1", job=None, detail="pause")
+        .says("fault", 61, "w1", job=None, detail="resume").ran(62, "w2", token=2).says("raised", 63, "w1", token=1),
+    ),
+    "never-two-at-once, slow clock": (
+        lambda: Tale().enqueued().says("fault", 0, "w2", job=None, detail="w2's clocks drift by -500 ppm at 0 s")
+        .claimed(1).ran(2).ran(62, "w2", token=2).says("raised", 63, "w1", token=1),
+        (4, 6, 7),
+        "for 1 s",
+        lambda: Tale().enqueued().says("fault", 0, "w1", job=None, detail="w1's clocks drift by -500 ppm at 0 s")
+        .claimed(1).ran(2).ran(62, "w2", token=2).says("raised", 63, "w1", token=1),
+    ),
+    "never-two-at-once, the store's clock": (
+        lambda: Tale().enqueued().claimed(1).ran(2).ran(62, "w2", token=2).says("raised", 63, "w1", token=1)
+        .says("fault", 64, "database", job=None, detail="the store's clock is stepped by +90 s at 64 s"),
+        (3, 5, 6),
+        "for 1 s",
+        lambda: Tale().enqueued().claimed(1).ran(2)
+        .says("fault", 30, "database", job=None, detail="the store's clock is stepped by +90 s at 30 s")
+        .ran(62, "w2", token=2).says("raised", 63, "w1", token=1),
+    ),
     "one-job-per-request": (
         lambda: Tale().enqueued().enqueued(1, job=2)
         .table(row(idempotency_key="a"), row(2, idempotency_key="b")),

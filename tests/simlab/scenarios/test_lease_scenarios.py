@@ -68,6 +68,12 @@ HAPPENS = {
     "reply-lost-finish": ("a lost reply was recovered", "a retry was scheduled"),
     "reused-worker-name": ("a host lost power", "a message was held up", "a late outcome was refused"),
     "slow-job": ("a lease was renewed",),
+    "slow-network": (
+        "a message was held up",
+        "a host was cut off",
+        "a worker gave up by its own count",
+        "a lease expired",
+    ),
     "stale-request": (
         "a message was held up",
         "a start was refused",
