@@ -460,19 +460,23 @@ def never_two_at_once(evidence: Evidence) -> Problems:
     }
     steps_us = [event.time_us for event in evidence.events if _is_store_step(event)]
     for job, events in evidence.by_job.items():
-        runs = sorted(_executions(evidence, events, evidence.crashed), key=lambda run: run[0][0])
-        for (began, ended), (next_began, _) in itertools.pairwise(runs):
-            host, since_us, at_us = began[1].host, began[1].time_us, next_began[1].time_us
+        claimed_us = {event.token: event.time_us for _, event in events if event.kind == "claimed"}
+        runs = sorted(_executions(evidence, events, evidence.crashed), key=lambda run: run[0][1].token)
+        for (old, old_end), (new, new_end) in itertools.pairwise(runs):
+            # The older token is the one that was lost, whichever handler began first.
+            host, token = old[1].host, old[1].token
+            both_us = max(old[1].time_us, new[1].time_us)
+            over_us = min(old_end[1].time_us, new_end[1].time_us)
             excused = (
                 host in drifting
-                or _slept_us(asleep, host, since_us, at_us) > 0
-                or any(step_us <= at_us for step_us in steps_us)
+                or _slept_us(asleep, host, claimed_us.get(token, old[1].time_us), both_us) > 0
+                or any(step_us <= both_us for step_us in steps_us)
             )
-            if at_us < ended[1].time_us and not excused:
+            if both_us < over_us and not excused:
                 yield _Problem(
-                    f"job {_name(job)} ran on {next_began[1].host} (token {next_began[1].token}) while it still ran on "
-                    f"{host} (token {began[1].token}), for {(ended[1].time_us - at_us) / 1e6:g} s",
-                    (began[0], next_began[0], ended[0]),
+                    f"job {_name(job)} ran on {host} (token {token}) and on {new[1].host} (token {new[1].token}) "
+                    f"at the same time, for {(over_us - both_us) / 1e6:g} s",
+                    (old[0], new[0], old_end[0]),
                 )
 
 

@@ -333,7 +333,7 @@ CASES = {
         lambda: Tale().enqueued().claimed(1).ran(2).claimed(61, "w2", token=2).ran(62, "w2", token=2)
         .says("aborted", 62.5, "w1", token=1),
         (3, 6, 7),
-        "job 00000000 ran on w2 (token 2) while it still ran on w1 (token 1), for 0.5 s",
+        "job 00000000 ran on w1 (token 1) and on w2 (token 2) at the same time, for 0.5 s",
         lambda: Tale().enqueued().claimed(1).ran(2).claimed(61, "w2", token=2).says("aborted", 61.5, "w1", token=1)
         .ran(62, "w2", token=2),
     ),
@@ -344,6 +344,15 @@ CASES = {
         "for 1 s",
         lambda: Tale().enqueued().claimed(1).ran(2).says("fault", 60, "w1", job=None, detail="pause")
         .says("fault", 61, "w1", job=None, detail="resume").ran(62, "w2", token=2).says("raised", 63, "w1", token=1),
+    ),
+    "never-two-at-once, the older begins last": (
+        lambda: Tale().enqueued().claimed(1).claimed(62, "w2", token=2).ran(63, "w2", token=2).ran(64)
+        .says("aborted", 65, "w1", token=1).says("executed", 67, "w2", token=2),
+        (6, 4, 7),
+        "for 1 s",
+        lambda: Tale().enqueued().claimed(1).says("fault", 2, "w1", job=None, detail="pause")
+        .claimed(62, "w2", token=2).ran(63, "w2", token=2).says("fault", 64, "w1", job=None, detail="resume").ran(64)
+        .says("aborted", 65, "w1", token=1).says("executed", 67, "w2", token=2),
     ),
     "never-two-at-once, slow clock": (
         lambda: Tale().enqueued().says("fault", 0, "w2", job=None, detail="w2's clocks drift by -500 ppm at 0 s")
