@@ -344,6 +344,7 @@ def draw_experiment(choice: Choice, *, max_jobs: int = MAX_JOBS, max_faults: int
         kinds=kinds,
         workers=workers,
         others=("client",),
+        may_stay_away=workers[1:],
         n_jobs=len(workload.jobs),
         window_s=FAULT_WINDOW_S,
         max_faults=max_faults,
@@ -392,6 +393,7 @@ class _Ground:
 
     workers: tuple[str, ...]
     others: tuple[str, ...]
+    may_stay_away: tuple[str, ...]
     n_jobs: int
     window_s: int
     longest_s: int
@@ -409,6 +411,7 @@ def draw_faults(
     others: tuple[str, ...],
     n_jobs: int,
     window_s: int,
+    may_stay_away: tuple[str, ...] = (),
     longest_s: int = LONGEST_FAULT_S,
     max_faults: int = MAX_FAULTS,
 ) -> tuple[Fault, ...]:
@@ -419,13 +422,15 @@ def draw_faults(
     kinds
         Names of :data:`simlab.faults.FAULTS`.
     workers, others
-        The hosts that run workers, of which the first always comes back, and the rest of the hosts.
+        The hosts that run workers, and the rest of the hosts.
+    may_stay_away
+        The hosts that may lose power for good; every other comes back.
     window_s, longest_s
         In which first seconds of virtual time faults strike, and how long they last at most.
     """
     if not kinds:
         return ()
-    ground = _Ground(workers, others, n_jobs, window_s, longest_s)
+    ground = _Ground(workers, others, may_stay_away, n_jobs, window_s, longest_s)
     return choice.several(lambda one: _DRAW[one.one_of(kinds)](one, ground), low=0, high=max_faults)
 
 
@@ -445,7 +450,7 @@ def _long(choice: Choice, ground: _Ground) -> int:
 
 def _crash(choice: Choice, ground: _Ground) -> Fault:
     host, when = choice.one_of(ground.hosts), _when(choice, ground)
-    stays_away = host in ground.workers[1:] and _yes(choice)
+    stays_away = host in ground.may_stay_away and _yes(choice)
     return Crash(host=host, when=when, restart_after_us=None if stays_away else _long(choice, ground))
 
 
