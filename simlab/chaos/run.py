@@ -125,7 +125,6 @@ def run_chaos(
     if mistake is not None and mistake not in mistakes():
         raise UnknownScenario("mistake of real workers", mistake, mistakes())
     tell = progress if progress is not None else _tell_nobody
-    kept = None if out is None else made_folder(out)
     tell("starting PostgreSQL", 0.0)
     with throwaway_postgres(source, durable=True, tcp=True) as server, _quiet_pool():
         if server.tcp_dsn is None:
@@ -133,6 +132,8 @@ def run_chaos(
                 f"chaos needs a server of its own, to stop and to reach over TCP; not one from {server.source!r}: "
                 f"use --postgres embedded or system"
             )
+        # Not before: a mistake in the call leaves nothing behind.
+        kept = None if out is None else made_folder(out)
         compared = None
         if lateness:
             tell("a calm run, for its lateness", 0.0)
