@@ -57,14 +57,11 @@ class Injector:
         self._called: dict[tuple[str, str], int] = {}
         # How many faults keep a host paused: it resumes when the last of them ends.
         self._pauses: dict[Incarnation, int] = {}
-        self._struck: set[int] = set()
+        self._struck: set[Fault] = set()  # Only ever asked what is in it, never gone through.
 
     def never_struck(self) -> tuple[Fault, ...]:
         """Return the faults of the plan that did nothing: their moment or their job did not come."""
-        return tuple(fault for n, fault in enumerate(self._faults) if n not in self._struck)
-
-    def _strikes(self, fault: Fault) -> None:
-        self._struck.update(n for n, planned in enumerate(self._faults) if planned == fault)
+        return tuple(fault for fault in self._faults if fault not in self._struck)
 
     # Faults of hosts.
 
@@ -72,10 +69,10 @@ class Injector:
         """Set a host's clocks, and the timers of the faults that strike it at an instant."""
         for fault in self._faults:
             if isinstance(fault, ClockOffset) and fault.host == host.name:
-                self._strikes(fault)
+                self._struck.add(fault)
                 host.step_wall(fault.by_us)
             elif isinstance(fault, ClockWobble) and fault.host == host.name:
-                self._strikes(fault)
+                self._struck.add(fault)
                 host.wobble_wall(fault.by_us, fault.period_us)
             elif isinstance(fault, HostFault) and fault.host == host.name and isinstance(fault.when, At):
                 self._at(fault.when, host, fault)
@@ -109,7 +106,7 @@ class Injector:
     def _strike(self, fault: HostFault, host: Host) -> None:
         if host.state is HostState.CRASHED:
             return
-        self._strikes(fault)
+        self._struck.add(fault)
         match fault:
             case Crash():
                 self._crash(host, fault.restart_after_us)
@@ -180,7 +177,7 @@ class Injector:
             and (fault.host, fault.verb, fault.nth) == (host.name, verb, count)
         ]
         for fault in struck:
-            self._strikes(fault)
+            self._struck.add(fault)
             for_us = fault.request_us + fault.reply_us if isinstance(fault, Delayed) else None
             self._note(host, str(fault), for_us=for_us)
         return Fate(
@@ -204,7 +201,7 @@ class Injector:
     def _strike_store(self, fault: StoreFault) -> None:
         world, after = self._world, self._world.kernel.after
         if not isinstance(fault, LockHeld) or fault.job < len(world.recorder.enqueued_jobs):
-            self._strikes(fault)
+            self._struck.add(fault)
         steps = isinstance(fault, StoreClockStep)
         self._note_store(str(fault), for_us=None if steps else duration_us(fault))
         match fault:
@@ -239,7 +236,7 @@ class Injector:
     async def handler(self, life: Incarnation, *, n: int, attempt: int) -> None:
         """Make the handler of a job block its loop, kill its worker, or raise, as the plan says."""
         for fault in self._of_handler(n, attempt):
-            self._strikes(fault)
+            self._struck.add(fault)
             if isinstance(fault, HandlerBlocks):
                 self._pause(life.host, fault.for_us)
                 await life.host.clock.sleep_us(0)
